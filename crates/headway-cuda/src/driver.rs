@@ -189,10 +189,10 @@ impl Driver {
     /// Lets the calling thread ask and allocate while another thread captures a graph. Else the driver refuses that, and ends the capture:
     /// `torch.cuda.graph` begins one of this kind. The mode is the thread's own and stays so until a [`CurrentContext`] ends.
     pub(crate) fn relax(&self) {
-        if MODE_BEFORE.get().is_none()
-            && let Some(exchange) = self.table.cuThreadExchangeStreamCaptureMode
-        {
-            MODE_BEFORE.set(Some(exchanged(exchange, table::CAPTURE_RELAXED)));
+        // Others in this process may change it, so that it is set and not remembered.
+        if let Some(exchange) = self.table.cuThreadExchangeStreamCaptureMode {
+            let before = exchanged(exchange, table::CAPTURE_RELAXED);
+            MODE_BEFORE.set(Some(MODE_BEFORE.get().unwrap_or(before)));
         }
     }
 

@@ -173,6 +173,8 @@ struct Shared {
     queue: workers::JobQueue,
     /// The first error after which the copier takes no copies any more. Those that it has go on while the context lives.
     broken: OnceLock<DeviceError>,
+    /// What [`Shared::ended`] says from the first time on.
+    over: OnceLock<DeviceError>,
     closing: AtomicBool,
 }
 
@@ -191,11 +193,15 @@ impl Shared {
     /// The error with which copies under way have ended: the driver has ended the context, and neither it nor a thread uses their memory any
     /// more.
     fn ended(&self) -> Result<(), DeviceError> {
-        let Some(error) = self.broken.get() else { return Ok(()) };
-        match self.context.fate(Err(error.clone())) {
-            Fate::Over(ended) if self.queue.rests() => ended,
-            _ => Ok(()),
+        if self.context.has_ended() && self.over.get().is_none() {
+            let error = self.broken.get().cloned().unwrap_or(DeviceError::DeviceLost);
+            if let Fate::Over(Err(error)) = self.context.fate(Err(error))
+                && self.queue.rests()
+            {
+                let _ = self.over.set(error);
+            }
         }
+        self.over.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Has the threads end when nothing is left to copy.
@@ -206,7 +212,6 @@ impl Shared {
 
     /// Asks the driver whether the copier's streams have failed; slow.
     fn look(&self) -> Result<(), DeviceError> {
-        self.check()?;
         for pipelines in &self.pipelines {
             // Who queues a copy, for as long as the driver's queue is full, sees the same errors.
             let Ok(pipelines) = pipelines.try_lock() else { continue };
@@ -219,7 +224,8 @@ impl Shared {
                 }
             }
         }
-        Ok(())
+        // Another part of the process may have seen it.
+        if self.context.has_ended() { Err(self.fail(DeviceError::DeviceLost)) } else { Ok(()) }
     }
 }
 
@@ -256,6 +262,7 @@ impl OrderedCopier {
             pipelines: [Mutex::default(), Mutex::default()],
             queue: workers::JobQueue::default(),
             broken: OnceLock::new(),
+            over: OnceLock::new(),
             closing: AtomicBool::new(false),
         });
         let workers = Workers::start(&shared, options.threads)?;
@@ -519,14 +526,19 @@ impl OrderedCopier {
         let chunk = (copy.bytes / (2 * threads)).next_multiple_of(4096).clamp(CHUNK_MIN, pipeline.slot_bytes());
         // SAFETY: the caller's promise.
         let queued = unsafe { pipeline.queue(&shared.context, copy, chunk, ticket, &shared.queue) };
-        let held = queued.and_then(|()| {
-            // SAFETY: the caller's promise. *Done* is written by a thread or the copier's stream, whatever the caller
-            // does; both words live until
-            // *passed* is written.
-            unsafe {
-                words::wait(&shared.context, stream, ticket.done().address(), ticket.generation(), table::WAIT_GEQ)?;
-                words::write(&shared.context, stream, passed.address(), ticket.generation())
+        let held = queued.and_then(|job| {
+            // SAFETY: the caller's promise. *Done* is written by a thread or the copier's stream, whatever the caller does.
+            let held = unsafe {
+                words::wait(&shared.context, stream, ticket.done().address(), ticket.generation(), table::WAIT_GEQ)
+            };
+            // The caller has its memory back when this returns.
+            held.inspect_err(|_| shared.queue.remove(&job))?;
+            // SAFETY: the caller's promise; the word lives until it is written. Without it nobody gets the ticket's memory, and the copy goes on.
+            let passed = unsafe { words::write(&shared.context, stream, passed.address(), ticket.generation()) };
+            if let Err(error) = passed {
+                shared.fail(error);
             }
+            Ok(())
         });
         // Some of it is queued and uses the memory: the copier is of no use any more.
         let held = held.map_err(|error| shared.fail(error));

@@ -337,6 +337,40 @@ fn a_copy_that_cannot_be_queued_leaves_those_before_it_alone() {
 }
 
 #[test]
+fn a_copy_that_is_refused_when_all_of_it_is_queued_does_not_touch_the_memory_later() {
+    // One wait of the test's, one for the turn, one for each of eight chunks, and that of the caller's stream.
+    let fake = failing("cuStreamWaitValue32_v2", 1, 11, &["-DSTREAMS"]);
+    let setup = Setup::new(&fake);
+    let (stream, other, device) = (setup.stream(), setup.stream(), setup.device(4 << 20));
+    let word = setup.gpu.pinned_buffer(8, Caching::Cached).unwrap();
+    let mut back = vec![7; 4 << 20];
+    setup.word(b"cuStreamWaitValue32_v2\0", stream, &word, 1);
+    let refused = setup.copy(Direction::D2h, &device, &mut back, stream);
+    assert!(matches!(refused, Err(DeviceError::Driver { code: 1, .. })), "{refused:?}");
+    setup.word(b"cuStreamWriteValue32_v2\0", other, &word, 1);
+    drop(setup.copier);
+    assert!(back.iter().all(|byte| *byte == 7), "the memory is the caller's again");
+}
+
+#[test]
+fn a_context_that_ends_after_a_refused_copy_ends_the_copies_before_it() {
+    let fake = failing("cuMemcpyHtoDAsync_v2", 1, 10, &["-DSTREAMS"]);
+    let setup = Setup::new(&fake);
+    let (first, second, device) = (setup.stream(), setup.stream(), setup.device(4 << 20));
+    let word = setup.gpu.pinned_buffer(8, Caching::Cached).unwrap();
+    let (mut data, mut other) = (random(4 << 20, 4), random(4 << 20, 5));
+    setup.word(b"cuStreamWaitValue32_v2\0", first, &word, 1);
+    let before = setup.copy(Direction::H2d, &device, &mut data, first).unwrap();
+    setup.copy(Direction::H2d, &device, &mut other, second).unwrap_err();
+    fake.fail("", 700, 0);
+    in_time("waiting and dropping", move || {
+        let waited = before.wait(LIMIT);
+        assert!(matches!(waited, Err(DeviceError::Driver { .. })), "{waited:?}");
+        drop((before, setup.copier));
+    });
+}
+
+#[test]
 fn every_call_that_fails_ends_the_copy_with_its_error() {
     for call in ["cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2", "cuMemcpyHtoDAsync_v2", "cuStreamCreate"] {
         let fake = Fake::build(&["-DSTREAMS"]);

@@ -218,7 +218,7 @@ impl Inner {
         let copier = self.copiers.copier();
         copier.prepare_promised(contract.gpu as usize, contract.direction).map_err(Failure::Copy)?;
         // With the connection to the broker the flow is lost, too.
-        let is_lost = |book: &FlowBook| book.bound(flow).is_none();
+        let is_lost = |book: &FlowBook| !book.has(flow);
         self.wait_until(&contract.name, |book| is_lost(book) || book.is_settled(flow))?;
         if is_lost(&self.book()) {
             return Err(Failure::Flow(FlowError::BrokerLost { flow: contract.name.clone() }).into());
@@ -338,8 +338,15 @@ impl Drop for Inner {
 
 /// Keeps a node to the terms of its broker until the connection ends; then its flows are lost.
 fn keep_terms(node: &Weak<Inner>, client: &Weak<Client>, terms: &Receiver<FlowTerms>) {
-    for FlowTerms { version, engines } in terms {
+    for mut told in terms {
         let (Some(node), Some(client)) = (node.upgrade(), client.upgrade()) else { return };
+        // Nobody waits for former ones, which may be in force at an instant only at which nothing promised is there.
+        while let Ok(newer) = terms.try_recv() {
+            // The broker knows that they are former ones.
+            let _ = client.take_terms(told.version);
+            told = newer;
+        }
+        let FlowTerms { version, engines } = told;
         if node.keep_to(&engines).is_err() || client.take_terms(version).is_err() {
             client.hang_up();
         }

@@ -89,3 +89,26 @@ fn a_flow_whose_copies_have_ended_can_be_opened_again_as_soon_as_it_is_dropped()
         drop(flow);
     }
 }
+
+#[test]
+fn a_flow_that_needs_smaller_chunks_waits_for_promised_copies_that_are_under_way() {
+    const LONG: usize = 64 * MIB;
+    let copier = Arc::new(copy::emulated(1).unwrap());
+    let node = node(&copier);
+    let long = FlowContract {
+        name: "long".to_owned(),
+        bytes: Bytes(LONG as u64),
+        deadline: Nanos(100_000_000),
+        ..contract(0)
+    };
+    let long = node.open(long).unwrap();
+    let (device, host) = (FlowPlace::device(&copier, 0, LONG).unwrap(), FlowPlace::pinned(&copier, 0, LONG).unwrap());
+    for time in 0..10 {
+        let copy = FlowCopy::Buffers { device: device.clone(), host: host.clone(), bytes: LONG };
+        let ticket = long.submit(copy).unwrap();
+        let opened = node.open(contract(0));
+        ticket.wait(LIMIT).unwrap();
+        let flow = opened.unwrap_or_else(|error| panic!("the {time}th time: {error}"));
+        flow.close();
+    }
+}

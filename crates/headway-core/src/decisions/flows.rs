@@ -537,6 +537,12 @@ impl FlowBook {
         self.engines.get(self.places.get(&flow)?)?.bound(flow)
     }
 
+    /// Whether the flow is there: it was opened and has not left.
+    #[must_use]
+    pub fn has(&self, flow: FlowId) -> bool {
+        self.flow(flow).is_some()
+    }
+
     fn flow(&self, flow: FlowId) -> Option<&Flow> {
         self.engines.get(self.places.get(&flow)?)?.flows.get(&flow)
     }

@@ -65,7 +65,7 @@ impl Pipeline {
         chunk: usize,
         ticket: &OrderedTicket,
         jobs: &JobQueue,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Arc<OrderedJob>, DeviceError> {
         let (first, stream, generation) = (self.chunks, self.stream.handle(), ticket.generation());
         let count = copy.bytes.div_ceil(chunk);
         self.chunks += count as u64;
@@ -87,7 +87,7 @@ impl Pipeline {
             queued = unsafe { words::write(context, stream, ticket.done().address(), generation) };
         }
         jobs.wake_all();
-        queued.inspect_err(|_| jobs.remove(&job))
+        queued.inspect_err(|_| jobs.remove(&job)).map(|()| job)
     }
 
     /// # Safety
