@@ -154,8 +154,8 @@ pub unsafe extern "C" fn headway_node_close(node: *mut OpenNode) {
 
 /// Opens a flow: from now on each of its copies ends within its deadline, or `HEADWAY_STATUS_NOT_PROMISED`, and `headway_last_error` says
 /// which flow would suffer and what would help. On success `*flow` is the caller's, to be closed with `headway_flow_close`.
-/// `HEADWAY_STATUS_TIMEOUT`: other promised copies kept the engine busy for ten seconds; `HEADWAY_STATUS_FAILED`: the broker ended meanwhile, open it
-/// again.
+/// `HEADWAY_STATUS_TIMEOUT`: other promised copies kept the engine busy for ten seconds. `HEADWAY_STATUS_FAILED`: the broker ended meanwhile.
+/// After either, open the flow again.
 ///
 /// # Safety
 /// `node` came from `headway_node_open`; `contract` was set by `headway_contract_init`, and its name ends with 0; `flow` points to a place

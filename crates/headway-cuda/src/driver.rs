@@ -189,11 +189,17 @@ impl Driver {
     /// Lets the calling thread ask and allocate while another thread captures a graph. Else the driver refuses that, and ends the capture:
     /// `torch.cuda.graph` begins one of this kind. The mode is the thread's own and stays so until a [`CurrentContext`] ends.
     pub(crate) fn relax(&self) {
-        // Others in this process may change it, so that it is set and not remembered.
-        if let Some(exchange) = self.table.cuThreadExchangeStreamCaptureMode {
-            let before = exchanged(exchange, table::CAPTURE_RELAXED);
-            MODE_BEFORE.set(Some(MODE_BEFORE.get().unwrap_or(before)));
-        }
+        // Others in this process may change it, so that it is set each time.
+        let before = self.exchange_mode(table::CAPTURE_RELAXED);
+        MODE_BEFORE.set(MODE_BEFORE.get().or(before));
+    }
+
+    /// Gives the calling thread a mode for captures of others; the mode that it had. `None` = this driver knows no modes.
+    fn exchange_mode(&self, mut mode: c_int) -> Option<c_int> {
+        let exchange = self.table.cuThreadExchangeStreamCaptureMode?;
+        // SAFETY: `mode` is valid for the call to exchange.
+        unsafe { exchange(&raw mut mode) };
+        Some(mode)
     }
 
     /// The number of the GPU whose context is current on the calling thread.
@@ -345,20 +351,12 @@ thread_local! {
     static MODE_BEFORE: Cell<Option<c_int>> = const { Cell::new(None) };
 }
 
-/// Gives the calling thread `mode`; the one that it had.
-fn exchanged(exchange: table::functions::cuThreadExchangeStreamCaptureMode, mut mode: c_int) -> c_int {
-    // SAFETY: `mode` is valid for the call to exchange.
-    unsafe { exchange(&raw mut mode) };
-    mode
-}
-
 impl Drop for CurrentContext {
     fn drop(&mut self) {
         if !self.was_relaxed
             && let Some(mode) = MODE_BEFORE.take()
-            && let Some(exchange) = self.driver.table.cuThreadExchangeStreamCaptureMode
         {
-            exchanged(exchange, mode);
+            self.driver.exchange_mode(mode);
         }
         let mut now = std::ptr::null_mut();
         // SAFETY: `now` is valid for the call to write.

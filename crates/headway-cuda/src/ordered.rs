@@ -190,8 +190,8 @@ impl Shared {
         error
     }
 
-    /// The error with which copies under way have ended: the driver has ended the context, and neither it nor a thread uses their memory any
-    /// more.
+    /// The error with which copies under way have ended. They have once the driver has ended the context, and neither the GPU nor a thread
+    /// uses their memory.
     fn ended(&self) -> Result<(), DeviceError> {
         if self.context.has_ended() && self.over.get().is_none() {
             let error = self.broken.get().cloned().unwrap_or(DeviceError::DeviceLost);
@@ -210,8 +210,8 @@ impl Shared {
         self.queue.wake_all();
     }
 
-    /// Asks the driver whether the copier's streams have failed; slow.
-    fn look(&self) -> Result<(), DeviceError> {
+    /// Asks the driver whether the copier's streams have failed, and keeps the error; slow.
+    fn look(&self) {
         for pipelines in &self.pipelines {
             // Who queues a copy, for as long as the driver's queue is full, sees the same errors.
             let Ok(pipelines) = pipelines.try_lock() else { continue };
@@ -220,12 +220,14 @@ impl Shared {
                 if let Err(error) = asked
                     && self.context.has_ended()
                 {
-                    return Err(self.fail(error));
+                    self.fail(error);
                 }
             }
         }
         // Another part of the process may have seen it.
-        if self.context.has_ended() { Err(self.fail(DeviceError::DeviceLost)) } else { Ok(()) }
+        if self.context.has_ended() {
+            self.fail(DeviceError::DeviceLost);
+        }
     }
 }
 

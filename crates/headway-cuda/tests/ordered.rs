@@ -317,22 +317,41 @@ fn mode(library: &libloading::Library) -> i32 {
     mode
 }
 
+/// A copy that waits for a word in its stream, behind which another one was refused.
+struct OneRefused {
+    fake: Fake,
+    setup: Setup,
+    word: Buffer,
+    device: Buffer,
+    stream: StreamHandle,
+    data: Vec<u8>,
+    waits: OrderedTicket,
+    refused: Result<OrderedTicket, DeviceError>,
+}
+
+impl OneRefused {
+    fn new() -> Self {
+        // Eight chunks each, with a stream of the copier's for each: the second chunk of the second copy is refused.
+        let fake = failing("cuMemcpyHtoDAsync_v2", 1, 10, &["-DSTREAMS"]);
+        let setup = Setup::new(&fake);
+        let (stream, device) = (setup.stream(), setup.device(4 << 20));
+        let word = setup.gpu.pinned_buffer(8, Caching::Cached).unwrap();
+        let (mut data, mut other) = (random(4 << 20, 4), random(4 << 20, 5));
+        setup.word(b"cuStreamWaitValue32_v2\0", stream, &word, 1);
+        let waits = setup.copy(Direction::H2d, &device, &mut data, stream).unwrap();
+        let refused = setup.copy(Direction::H2d, &device, &mut other, setup.stream());
+        Self { fake, setup, word, device, stream, data, waits, refused }
+    }
+}
+
 #[test]
 fn a_copy_that_cannot_be_queued_leaves_those_before_it_alone() {
-    let fake = failing("cuMemcpyHtoDAsync_v2", 1, 10, &["-DSTREAMS"]);
-    let setup = Setup::new(&fake);
-    let (first, second, device) = (setup.stream(), setup.stream(), setup.device(8 << 20));
-    let word = setup.gpu.pinned_buffer(8, Caching::Cached).unwrap();
-    let (mut data, mut other) = (random(4 << 20, 4), random(4 << 20, 5));
-    setup.word(b"cuStreamWaitValue32_v2\0", first, &word, 1);
-    // Eight chunks each, with a queue of their own each.
-    let before = setup.copy(Direction::H2d, &device, &mut data, first).unwrap();
-    let refused = setup.copy(Direction::H2d, &device, &mut other, second);
+    let OneRefused { fake: _fake, setup, word, device, stream, mut data, waits, refused } = OneRefused::new();
     assert!(matches!(refused, Err(DeviceError::Driver { code: 1, .. })), "{refused:?}");
-    assert!(!before.is_done().unwrap(), "it goes on");
+    assert!(!waits.is_done().unwrap(), "it goes on");
     setup.word(b"cuStreamWriteValue32_v2\0", setup.stream(), &word, 1);
-    before.wait(LIMIT).unwrap();
-    let again = setup.copy(Direction::H2d, &device, &mut data, first);
+    waits.wait(LIMIT).unwrap();
+    let again = setup.copy(Direction::H2d, &device, &mut data, stream);
     assert!(matches!(again, Err(DeviceError::Driver { code: 1, .. })), "no more copies: {again:?}");
 }
 
@@ -354,19 +373,15 @@ fn a_copy_that_is_refused_when_all_of_it_is_queued_does_not_touch_the_memory_lat
 
 #[test]
 fn a_context_that_ends_after_a_refused_copy_ends_the_copies_before_it() {
-    let fake = failing("cuMemcpyHtoDAsync_v2", 1, 10, &["-DSTREAMS"]);
-    let setup = Setup::new(&fake);
-    let (first, second, device) = (setup.stream(), setup.stream(), setup.device(4 << 20));
-    let word = setup.gpu.pinned_buffer(8, Caching::Cached).unwrap();
-    let (mut data, mut other) = (random(4 << 20, 4), random(4 << 20, 5));
-    setup.word(b"cuStreamWaitValue32_v2\0", first, &word, 1);
-    let before = setup.copy(Direction::H2d, &device, &mut data, first).unwrap();
-    setup.copy(Direction::H2d, &device, &mut other, second).unwrap_err();
+    let one = OneRefused::new();
+    // The memory stays to the end.
+    let OneRefused { fake, setup, waits, refused, .. } = one;
+    refused.unwrap_err();
     fake.fail("", 700, 0);
     in_time("waiting and dropping", move || {
-        let waited = before.wait(LIMIT);
+        let waited = waits.wait(LIMIT);
         assert!(matches!(waited, Err(DeviceError::Driver { .. })), "{waited:?}");
-        drop((before, setup.copier));
+        drop((waits, setup.copier));
     });
 }
 

@@ -276,10 +276,17 @@ pub fn run_work(
         let feeder = feed::Feeder::new(plan, supply, &buffers, &cycles, inbox.clone(), told, Arc::clone(&stop));
         let feeder = feeder.within(options.limits.cycles_in_flight_max);
         let watch = PanicWatch { work: "fills the first buffers", inbox: inbox.clone() };
-        threads::without_signals(|| scope.spawn(in_class(&classes, Role::Feeder, move || watch.over(|| feeder.run()))));
+        let feed = move || {
+            let _watch = watch;
+            feeder.run();
+        };
+        threads::without_signals(|| scope.spawn(in_class(&classes, Role::Feeder, feed)));
         let watch = PanicWatch { work: "empties the last buffers", inbox: inbox.clone() };
         let sink = feed::Sink::new(collect, &buffers, inbox, delivered, free);
-        let sink = move || watch.over(|| sink.run());
+        let sink = move || {
+            let _watch = watch;
+            sink.run()
+        };
         let sink = threads::without_signals(|| scope.spawn(in_class(&classes, Role::Sink, sink)));
         let mut driver = Driver {
             plan,
@@ -382,12 +389,6 @@ impl Drop for RunEnd<'_> {
 struct PanicWatch {
     work: &'static str,
     inbox: Sender<Message>,
-}
-
-impl PanicWatch {
-    fn over<T>(self, work: impl FnOnce() -> T) -> T {
-        work()
-    }
 }
 
 impl Drop for PanicWatch {

@@ -160,7 +160,7 @@ struct Sharing {
     client: Mutex<Option<Arc<Client>>>,
     /// Flows that are closed and have not left.
     leaving: Mutex<Vec<(FlowId, BrokerFlow)>>,
-    /// Held while the broker is told of them: what another thread tells is known when this one asks.
+    /// Held by the thread that tells the broker of them. Another one that wants to ask the broker waits until it has been told.
     telling: Mutex<()>,
 }
 

@@ -239,6 +239,7 @@ mod tests {
         let text = render(&[claim(Better::Less, &[0.9, 1.0, 2.0])], &|run| run.to_owned());
         assert!(text.contains("| 0.900 (r0) | 1.000 (r1) | 2.000 (r2) | at most 0.940 | 1 of 3 |"), "{text}");
     }
+
     #[test]
     fn a_release_run_with_few_figures_hides_none_of_an_older_one() {
         let line = |run: &str, commit: &str, figures: [Option<f64>; 2]| Line {

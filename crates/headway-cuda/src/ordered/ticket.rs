@@ -177,8 +177,7 @@ impl OrderedTicket {
         }
         // A context that has ended does not say what is current.
         let _before = driver.keep_current().ok();
-        // The error is kept.
-        let _ = self.shared.look();
+        self.shared.look();
     }
 
     /// Waits until the bytes are in the destination, for `limit` at most.

@@ -396,7 +396,6 @@ impl Book {
             let engines = program.book.terms();
             if engines != program.told {
                 program.told.clone_from(&engines);
-                // Who keeps to former terms while nothing opens takes nobody's time.
                 if opens.as_ref().is_some_and(|(asks, _)| asks != client) {
                     waits_for.insert(*client);
                 }
