@@ -283,7 +283,7 @@ def explain_copy(dst: Any, src: Any, machine: str) -> tuple[str, int, str, str]:
 
 def finish_copies() -> None:
     """
-    At the interpreter's end: waits for copies that are under way, and closes the copiers.
+    At the interpreter's end: waits for copies that are under way and threads that tell of them, and closes the copiers.
     """
 
 def finish_flows() -> None:

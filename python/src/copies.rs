@@ -17,6 +17,7 @@ use pyo3::types::PyDict;
 
 use crate::arrays::{Array, Keeper, Place, Role, check_pair, stream_handle};
 use crate::errors::{Subject, is_timeout, json, options_error, raised};
+use crate::visits::{self, Visit};
 
 /// How often a copy that waits lets Python's signals be looked at and waits again: the library gives up after 10 s each.
 const WAITS: u32 = 6;
@@ -148,7 +149,9 @@ impl Drop for Ticket {
         let Some(ticket) = lock(&queued.ticket).clone().filter(|_| !forked) else { return };
         // A thread that cannot be started leaves the arrays to the next copy.
         let _ = ticket.when_done(|_| {
-            Python::try_attach(sweep);
+            if let Some(_visit) = Visit::begin() {
+                Python::try_attach(sweep);
+            }
         });
     }
 }
@@ -222,15 +225,17 @@ impl Ticket {
         let Some(ticket) = ticket else { return then.call1(py, (py.None(),)).map(drop) };
         let watched = ticket.when_done(move |result| {
             let mut then = Some(then);
-            Python::try_attach(|py| {
-                sweep(py);
-                let error = result.err().map(|error| failed(py, &error).into_value(py).into_any());
-                if let Some(then) = then.take()
-                    && let Err(error) = then.call1(py, (error,))
-                {
-                    error.write_unraisable(py, None);
-                }
-            });
+            if let Some(_visit) = Visit::begin() {
+                Python::try_attach(|py| {
+                    sweep(py);
+                    let error = result.err().map(|error| failed(py, &error).into_value(py).into_any());
+                    if let Some(then) = then.take()
+                        && let Err(error) = then.call1(py, (error,))
+                    {
+                        error.write_unraisable(py, None);
+                    }
+                });
+            }
             // Without an interpreter nobody can let it go.
             forget(then);
         });
@@ -510,7 +515,7 @@ impl PinnedMemory {
     }
 }
 
-/// At the interpreter's end: waits for copies that are under way, and closes the copiers.
+/// At the interpreter's end: waits for copies that are under way and threads that tell of them, and closes the copiers.
 #[pyfunction]
 pub(crate) fn finish_copies(py: Python<'_>) {
     let start = Instant::now();
@@ -525,6 +530,7 @@ pub(crate) fn finish_copies(py: Python<'_>) {
             queued.leave();
         }
     }
+    visits::finish(py);
     let copiers = std::mem::take(&mut *COPIERS.write().unwrap_or_else(PoisonError::into_inner));
     py.detach(|| drop(copiers));
 }
@@ -532,6 +538,7 @@ pub(crate) fn finish_copies(py: Python<'_>) {
 /// In a forked child: leaves what belongs to the parent as it is.
 #[pyfunction]
 pub(crate) fn leave_copies() {
+    visits::forget_all();
     FORKS.fetch_add(1, Ordering::Relaxed);
     forget(std::mem::take(&mut *lock(&UNDER_WAY)));
     // Its threads are not here; what it is asked for is refused with a text that says why.

@@ -415,7 +415,9 @@ impl FlowReport {
 
 /// At the interpreter's end: flows that are open end with it.
 #[pyfunction]
-pub(crate) fn finish_flows() {
-    lock(&NODES).clear();
+pub(crate) fn finish_flows(py: Python<'_>) {
+    let nodes = std::mem::take(&mut *lock(&NODES));
+    // Their threads may log.
+    py.detach(|| drop(nodes));
     forget(std::mem::take(&mut *lock(&UNDER_WAY)));
 }

@@ -11,6 +11,7 @@ mod errors;
 mod flows;
 mod guest;
 mod loading;
+mod visits;
 mod wait;
 
 use std::path::PathBuf;
@@ -216,7 +217,9 @@ mod _native {
             // Python's part logs what each copy did. It needs no lock to ask whether anybody listens.
             let logger = logger.filter_target("headway::copy".to_owned(), log::LevelFilter::Info);
             // Another logger of this process stays.
-            drop(logger.install());
+            if log::set_boxed_logger(Box::new(visits::Logger(logger))).is_ok() {
+                log::set_max_level(log::LevelFilter::Debug);
+            }
             Ok(())
         })
     }

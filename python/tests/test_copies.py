@@ -588,6 +588,26 @@ print("ends")
     assert run(library, code) == "ends\n"
 
 
+def test_a_program_may_end_while_a_thread_tells_of_a_copy(library: Path) -> None:
+    code = """
+import threading, time
+def then(error):
+    begun.set()
+    for _ in range(500):
+        # Gives up the interpreter's lock, and takes it again.
+        time.sleep(0.001)
+    print("told")
+begun = threading.Event()
+gpu = Array(driver, (1 << 20,), np.uint8)
+with driver.held():
+    ticket = hw.copy(gpu, bytes(1 << 20), stream=driver.stream())
+    ticket._when_done(then)
+begun.wait()
+print("ends")
+"""
+    assert run(library, code) == "ends\ntold\n"
+
+
 def test_a_gpu_that_fails_is_an_error_of_its_copies(library: Path) -> None:
     code = """
 gpu, stream = Array(driver, (1 << 20,), np.uint8), driver.stream()
