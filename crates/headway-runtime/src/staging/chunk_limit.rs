@@ -66,25 +66,34 @@ impl ChunkLimit {
         if !is_smaller {
             return true;
         }
-        // Those of the epoch before this one may still run, if the last change gave up on them.
         let mut patience = Patience::new(patience);
-        for _ in 0..2 {
-            let epoch = self.epoch.fetch_add(1, Ordering::SeqCst);
-            let count = &self.under_way[epoch as usize % 2];
-            let mut left = count.load(Ordering::SeqCst);
-            while left > 0 {
-                if !patience.pause() {
-                    return false;
-                }
-                let now = count.load(Ordering::SeqCst);
-                if now < left {
-                    patience.progress();
-                }
-                left = now;
-            }
-            patience.progress();
+        let epoch = self.epoch.load(Ordering::SeqCst) as usize;
+        // Those of the epoch before this one, if the last change gave up on them. No copy begins in that one now.
+        if !Self::have_ended(&self.under_way[(epoch + 1) % 2], &mut patience) {
+            return false;
+        }
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        if !Self::have_ended(&self.under_way[epoch % 2], &mut patience) {
+            return false;
         }
         self.largest.store(bytes, Ordering::SeqCst);
+        true
+    }
+
+    /// Waits until no copy is under way that `count` counts; `false` if none ends for too long.
+    fn have_ended(count: &AtomicU32, patience: &mut Patience) -> bool {
+        patience.progress();
+        let mut left = count.load(Ordering::SeqCst);
+        while left > 0 {
+            if !patience.pause() {
+                return false;
+            }
+            let now = count.load(Ordering::SeqCst);
+            if now < left {
+                patience.progress();
+            }
+            left = now;
+        }
         true
     }
 }
@@ -110,6 +119,21 @@ mod tests {
         let small = limit.enter();
         assert!(limit.set(None, Nanos(1)), "a larger limit waits for nobody");
         assert_eq!(small.bytes, 2);
+    }
+
+    #[test]
+    fn a_smaller_limit_waits_for_no_copy_that_began_after_it() {
+        let limit = ChunkLimit::none();
+        let before = limit.enter();
+        thread::scope(|scope| {
+            let set = scope.spawn(|| limit.set(Some(Bytes(4)), Nanos(600_000_000_000)));
+            while limit.epoch.load(Ordering::SeqCst) == 0 {
+                thread::yield_now();
+            }
+            let after = limit.enter();
+            drop(before);
+            assert!(set.join().unwrap() && after.bytes == 4);
+        });
     }
 
     #[test]

@@ -23,6 +23,8 @@ const SPARE: u64 = 4096;
 const LINES: u64 = 512;
 /// So much that nobody wants is read along, rather than to begin another chunk.
 const GAP_MAX: u64 = 64 << 10;
+/// After so many bytes a load looks again at how large its chunks may be. A flow that is opened waits for them at most.
+const STRETCH: usize = 1 << 30;
 
 /// A part of a file, and where it goes: as many bytes as the place has.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +112,31 @@ impl StreamCopier {
             .enumerate()
             .map(|(file, opened)| FileReader::new(opened).map_err(|source| LoadError::Read { file, source }));
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
+        let read = Default::default();
+        let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
+        for stretch in stretches(&ranges, STRETCH) {
+            let of = |&PartRange { part, skipped, bytes }: &PartRange| {
+                let FilePart { file, at, place } = parts[part];
+                FilePart { file, at: at.saturating_add(skipped as u64), place: place.part(skipped, bytes, 0) }
+            };
+            let parts: Vec<_> = stretch.iter().map(of).collect();
+            self.load_stretch(&readers, &parts, options, loading, &read)?;
+        }
+        for (file, reader) in readers.iter().enumerate() {
+            reader.check_unchanged().map_err(|source| LoadError::Read { file, source })?;
+        }
+        let [cached, direct] = read.map(|bytes| Bytes(bytes.into_inner()));
+        Ok(LoadReport { cached, direct })
+    }
+
+    fn load_stretch(
+        &self,
+        readers: &[FileReader],
+        parts: &[FilePart],
+        options: LoadOptions,
+        loading: &Loading,
+        read: &[AtomicU64; 2],
+    ) -> Result<(), LoadError> {
         let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
         let turns = self.copier().engine_turns(0, Direction::H2d);
         // A slot is a chunk of the engine's.
@@ -118,7 +145,7 @@ impl StreamCopier {
         let chunks = chunks(&ranges, slot.0.saturating_sub(SPARE));
         let place = |piece: &ChunkPiece| parts[piece.part].place.part(piece.skipped, piece.bytes, piece.from);
         let places = chunks.iter().map(|chunk| chunk.pieces.iter().map(place).collect()).collect();
-        let chunks = FileChunks { chunks, places, readers, read: Default::default(), turns };
+        let chunks = FileChunks { chunks, places, readers, read, turns };
         let scattered = ScatterOptions { threads: options.threads, slot, ..ScatterOptions::default() };
         scatter(self.gpu(), &chunks, scattered, &loading.stop, &loading.moved).map_err(|error| match error {
             ScatterError::Read((file, source)) => LoadError::Read { file, source },
@@ -126,12 +153,38 @@ impl StreamCopier {
             ScatterError::Stopped => LoadError::Stopped,
         })?;
         chunks.turns.copied(FlowClass::Bulk);
-        for (file, reader) in chunks.readers.iter().enumerate() {
-            reader.check_unchanged().map_err(|source| LoadError::Read { file, source })?;
-        }
-        let [cached, direct] = chunks.read.map(|bytes| Bytes(bytes.into_inner()));
-        Ok(LoadReport { cached, direct })
+        Ok(())
     }
+}
+
+/// Bytes of one part.
+#[derive(Debug, PartialEq, Eq)]
+struct PartRange {
+    /// Position of the part.
+    part: usize,
+    skipped: usize,
+    bytes: usize,
+}
+
+/// All of `parts`, each given by file, start and bytes, in the order of files and starts, in groups of at most `bytes` bytes.
+fn stretches(parts: &[(usize, u64, usize)], bytes: usize) -> Vec<Vec<PartRange>> {
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    order.sort_by_key(|part| parts[*part]);
+    let (mut all, mut left) = (vec![Vec::new()], bytes);
+    for part in order {
+        let (_, _, whole) = parts[part];
+        let mut skipped = 0;
+        while skipped < whole {
+            if left == 0 {
+                all.push(Vec::new());
+                left = bytes;
+            }
+            let len = (whole - skipped).min(left);
+            all.last_mut().expect("there is one").push(PartRange { part, skipped, bytes: len });
+            (skipped, left) = (skipped + len, left - len);
+        }
+    }
+    all
 }
 
 /// A range of a file, which is read at once.
@@ -159,9 +212,9 @@ struct FileChunks<'a> {
     chunks: Vec<FileChunk>,
     /// Of each chunk.
     places: Vec<Vec<RawPlace>>,
-    readers: Vec<FileReader>,
+    readers: &'a [FileReader],
     /// Bytes by method: from the page cache, direct.
-    read: [AtomicU64; 2],
+    read: &'a [AtomicU64; 2],
     turns: EngineTurns<'a>,
 }
 
@@ -272,6 +325,14 @@ mod tests {
             }
             assert_eq!(next, *bytes);
         }
+    }
+
+    #[test]
+    fn a_stretch_has_its_bytes_at_most_and_together_they_have_all() {
+        let made = stretches(&[(1, 7, 3), (0, 100, 25), (1, 0, 0)], 10);
+        let range = |part, skipped, bytes| PartRange { part, skipped, bytes };
+        assert_eq!(made, [vec![range(1, 0, 10)], vec![range(1, 10, 10)], vec![range(1, 20, 5), range(0, 0, 3)]]);
+        assert_eq!(stretches(&[], 10), [vec![]], "the options are looked at also if nothing is loaded");
     }
 
     #[test]
