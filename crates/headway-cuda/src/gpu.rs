@@ -13,7 +13,7 @@ use headway_device::{Buffer, Description, DeviceError, DeviceLimits, DeviceSourc
 
 use crate::driver::table::{Address, Ordinal};
 use crate::driver::{Driver, lock};
-use crate::foreign::ForeignMemory;
+use crate::foreign;
 use crate::lookup::AddressFacts;
 use crate::owned::{Context, CopyKind, DeviceMemory};
 use crate::pageable::copy_pageable;
@@ -76,18 +76,23 @@ impl CudaGpu {
         Ok(gpus)
     }
 
-    /// A buffer over memory of this GPU that somebody else allocated.
+    /// Has `body` use memory of this GPU that somebody else allocated, as a buffer. Returns when neither the GPU nor a thread uses it any more;
+    /// what happens if that does not end is said at [`lend`](headway_device::buffer::lend).
     ///
     /// # Safety
-    /// `bytes` bytes from `address` on are memory of this GPU, mapped for as long as the buffer and claims on it live. Nobody else
-    /// writes a byte that is claimed, nor reads one that is claimed for writing.
+    /// `bytes` bytes from `address` on are memory of this GPU, mapped until this returns. Nobody else writes a byte that is claimed, nor
+    /// reads one that is claimed for writing.
     ///
     /// # Errors
     /// [`DeviceError::Refused`] beyond the limit of buffers.
-    pub unsafe fn foreign(&self, address: u64, bytes: usize) -> Result<Buffer, DeviceError> {
-        let reservation = self.budget.reserve(1, 0, 0)?;
+    pub unsafe fn lend<R>(
+        &self,
+        address: u64,
+        bytes: usize,
+        body: impl FnOnce(&Buffer) -> R,
+    ) -> Result<R, DeviceError> {
         // SAFETY: the caller's promise.
-        Ok(Buffer::new(unsafe { ForeignMemory::new(&self.context, address, bytes) }, reservation))
+        unsafe { foreign::lend(&self.context, &self.budget, address, bytes, body) }
     }
 
     /// Whether the GPU's primary context is the calling thread's current one: then calls leave it as it is.

@@ -39,7 +39,7 @@ use crate::CudaGpu;
 use crate::abandoned::{DROP_MAX, await_rest_for, leave};
 use crate::driver::table::{self, Address, Handle};
 use crate::driver::{CurrentContext, call, lock};
-use crate::foreign::ForeignMemory;
+use crate::foreign;
 use crate::lookup::AddressFacts;
 use crate::owned::{Context, Fate};
 use crate::pool::Pool;
@@ -348,11 +348,7 @@ impl OrderedCopier {
     }
 
     fn lend<R>(&self, copy: &OrderedCopy, make: impl FnOnce(LentEnds<'_>) -> R) -> Result<R, DeviceError> {
-        let reservation = self.shared.budget.reserve(1, 0, 0)?;
-        // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
-        let memory = unsafe { ForeignMemory::new(&self.shared.context, copy.device, copy.bytes) };
-        let device = &Buffer::new(memory, reservation);
-        // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
+        // SAFETY: the promise of `RawCopy`, which holds until this returns; the slice does not leave.
         let host = unsafe {
             match copy.direction {
                 Direction::D2h if copy.bytes == 0 => HostEnd::Destination(&mut []),
@@ -361,7 +357,11 @@ impl OrderedCopier {
                 _ => HostEnd::Source(std::slice::from_raw_parts(copy.host, copy.bytes)),
             }
         };
-        Ok(make(LentEnds { device, host }))
+        // SAFETY: the promise of `RawCopy`, which holds until this returns.
+        unsafe {
+            let Shared { context, budget, .. } = &*self.shared;
+            foreign::lend(context, budget, copy.device, copy.bytes, |device| make(LentEnds { device, host }))
+        }
     }
 
     /// The number of the GPU that has memory at `address`; `None` if no GPU has.

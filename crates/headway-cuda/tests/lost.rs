@@ -199,26 +199,35 @@ fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
     host.claim(0..64, Access::Write).unwrap();
 }
 
-#[test]
-fn lent_memory_comes_back_when_a_chunk_that_a_staging_pool_gave_up_has_ended() {
+#[expect(unsafe_code, reason = "addresses are lent")]
+/// A copy into the GPU whose chunk does not end, and which is given up: the call that lends one of its ends returns when the chunk has ended.
+fn comes_back_with_its_chunk(lends_host: bool) {
     let fake = MAPPABLE.another();
-    let gpu: Arc<dyn Gpu> = Arc::new(CudaGpu::open(&fake.driver(), 0, limits()).unwrap());
+    let cuda = Arc::new(CudaGpu::open(&fake.driver(), 0, limits()).unwrap());
+    let gpu: Arc<dyn Gpu> = Arc::clone(&cuda) as _;
     let options = PoolOptions { patience: Nanos(100_000_000), ..PoolOptions::default() };
     let pool = StagingPool::new(Arc::clone(&gpu), options);
     let there = gpu.device_buffer(LEN, CpuReach::Device).unwrap();
     let pinned = gpu.pinned_buffer(LEN, Caching::Cached).unwrap();
     let (given_up, given_back) = (AtomicBool::new(false), AtomicBool::new(false));
+    let copy = |there: &Buffer, host: &Buffer| {
+        let (to, from) = (At { buffer: there, offset: 0 }, At { buffer: host, offset: 0 });
+        let how = Staged::new(default_tuning(Direction::H2d, HostMemory::Pinned));
+        let copied = copy_pinned(&[&pool], StagingDirection::In, to, from, LEN, &how);
+        assert!(matches!(copied, Err(StagingError::Timeout { .. })), "{copied:?}");
+        given_up.store(true, Ordering::Release);
+    };
     fake.hold(true);
     std::thread::scope(|threads| {
         threads.spawn(|| {
-            let held = pinned.claim(0..LEN, Access::Read).unwrap();
-            lend(held.bytes().unwrap(), Some(gpu.domain()), |host| {
-                let (to, from) = (At { buffer: &there, offset: 0 }, At { buffer: host, offset: 0 });
-                let how = Staged::new(default_tuning(Direction::H2d, HostMemory::Pinned));
-                let copied = copy_pinned(&[&pool], StagingDirection::In, to, from, LEN, &how);
-                assert!(matches!(copied, Err(StagingError::Timeout { .. })), "{copied:?}");
-                given_up.store(true, Ordering::Release);
-            });
+            if lends_host {
+                let held = pinned.claim(0..LEN, Access::Read).unwrap();
+                lend(held.bytes().unwrap(), Some(gpu.domain()), |host| copy(&there, host));
+            } else {
+                let address = there.claim(0..LEN, Access::Write).unwrap().as_ptr().addr() as u64;
+                // SAFETY: the memory of `there`, which stays.
+                unsafe { cuda.lend(address, LEN, |there| copy(there, &pinned)) }.unwrap();
+            }
             given_back.store(true, Ordering::Release);
         });
         wait_until("the copy is given up", || given_up.load(Ordering::Acquire));
@@ -226,6 +235,36 @@ fn lent_memory_comes_back_when_a_chunk_that_a_staging_pool_gave_up_has_ended() {
         fake.hold(false);
         wait_until("the memory is given back", || given_back.load(Ordering::Acquire));
     });
+}
+
+#[test]
+fn lent_memory_comes_back_when_a_chunk_that_a_staging_pool_gave_up_has_ended() {
+    comes_back_with_its_chunk(true);
+    comes_back_with_its_chunk(false);
+}
+
+#[expect(unsafe_code, reason = "addresses are lent")]
+#[test]
+fn a_paged_window_keeps_no_memory_that_was_only_lent() {
+    let fake = MAPPABLE.another();
+    let cuda = Arc::new(CudaGpu::open(&fake.driver(), 0, limits()).unwrap());
+    let gpus = vec![(EndpointId(1), Arc::clone(&cuda) as Arc<dyn Gpu>)];
+    let copier = Copier::new(gpus, Profile::default(), CopyOptions::default()).unwrap();
+    let [there, other] = [(); 2].map(|()| cuda.device_buffer(4096, CpuReach::Window(WindowMapping::DmaBuf)).unwrap());
+    let address = there.claim(0..4096, Access::Write).unwrap().as_ptr().addr() as u64;
+    let how = How::By(Method::PagedWindow(Some(WindowMapping::DmaBuf)));
+    let use_lent = |lent: &Buffer| {
+        let (at, mut back) = (At { buffer: lent, offset: 0 }, [0; 64]);
+        let copied = copier.copy_in(at, &[7; 64], how).and_then(|_| copier.copy_out(&mut back, at, how));
+        // A GPU has one at a time.
+        let another = cuda.pager(WindowMapping::DmaBuf, &other).map(drop);
+        // Else a failure of this test would wait for what was lent.
+        copier.park().unwrap();
+        (copied.map(|_| back), another)
+    };
+    // SAFETY: the memory of `there`, which stays.
+    let (back, another) = unsafe { cuda.lend(address, 4096, use_lent) }.unwrap();
+    assert_eq!((back.unwrap(), another), ([7; 64], Ok(())));
 }
 
 /// Run again as a child by the test below.

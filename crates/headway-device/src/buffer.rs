@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headway_core::models::transfer::WindowMapping;
 use headway_core::units::Bytes;
 
-pub use self::loan::{lend, lend_mut};
+pub use self::loan::{lend, lend_memory, lend_mut};
 pub use crate::access::Access;
 use crate::error::DeviceError;
 use crate::graveyard;
@@ -262,6 +262,7 @@ struct Shared {
     _reservation: Option<Reservation>,
     /// Whether claims for writing are given.
     writable: bool,
+    is_lent: bool,
 }
 
 #[derive(Default)]
@@ -303,7 +304,7 @@ impl Buffer {
     }
 
     fn of(memory: Box<dyn Memory>, reservation: Option<Reservation>, writable: bool) -> Self {
-        let shared = Shared { memory, claims: Mutex::default(), _reservation: reservation, writable };
+        let shared = Shared { memory, claims: Mutex::default(), _reservation: reservation, writable, is_lent: false };
         Self { shared: Arc::new(shared) }
     }
 
@@ -323,6 +324,12 @@ impl Buffer {
     #[must_use]
     pub fn place(&self) -> MemoryPlace {
         self.shared.memory.place()
+    }
+
+    /// Whether it is lent for one call ([`lend`]), which returns only when nothing holds it any more.
+    #[must_use]
+    pub fn is_lent(&self) -> bool {
+        self.shared.is_lent
     }
 
     /// The form of its window, if it is device memory that has one.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use super::{Buffer, Memory, MemoryDomain, MemoryPlace};
+use super::{Buffer, Memory, MemoryDomain, MemoryPlace, Reservation};
 use crate::graveyard;
 
 /// Turns of a wait for lent memory that only spin.
@@ -33,6 +33,11 @@ pub fn lend_mut<R>(memory: &mut [u8], pinned: Option<MemoryDomain>, body: impl F
     lend_raw(memory.as_mut_ptr(), memory.len(), pinned, true, body)
 }
 
+/// For implementations of [`Gpu`](crate::Gpu): lends `memory`, which somebody else frees, to `body` for reading and writing; else as [`lend`].
+pub fn lend_memory<R>(memory: impl Memory, reservation: Reservation, body: impl FnOnce(&Buffer) -> R) -> R {
+    lend_buffer(Buffer::of(Box::new(memory), Some(reservation), true), body)
+}
+
 fn lend_raw<R>(
     base: *mut u8,
     bytes: usize,
@@ -40,9 +45,14 @@ fn lend_raw<R>(
     writable: bool,
     body: impl FnOnce(&Buffer) -> R,
 ) -> R {
-    let lent =
-        Lent { base: NonNull::new(base).unwrap_or(NonNull::dangling()), bytes, place: MemoryPlace::Host { pinned } };
-    let mut loan = Loan(Buffer::of(Box::new(lent), None, writable));
+    let base = NonNull::new(base).unwrap_or(NonNull::dangling());
+    let lent = Lent { base, bytes, place: MemoryPlace::Host { pinned } };
+    lend_buffer(Buffer::of(Box::new(lent), None, writable), body)
+}
+
+fn lend_buffer<R>(mut buffer: Buffer, body: impl FnOnce(&Buffer) -> R) -> R {
+    Arc::get_mut(&mut buffer.shared).expect("nobody else has it yet").is_lent = true;
+    let mut loan = Loan(buffer);
     let result = body(&loan.0);
     loan.wait();
     result

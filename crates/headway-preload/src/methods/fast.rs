@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use headway::copy::{
-    At, ChosenCopy, Copier, CopyChooser, CopyError, CopyLimits, CopyOptions, CopyTook, CudaDriver, CudaGpu,
+    At, Buffer, ChosenCopy, Copier, CopyChooser, CopyError, CopyLimits, CopyOptions, CopyTook, CudaDriver, CudaGpu,
     DeviceLimits, Direction, LearningGpu, LearningOptions, Method, Profile,
 };
 use headway::machine::EndpointId;
@@ -258,25 +258,27 @@ fn staged(driver: &Driver, copy: Copy, device: c_int, mut chosen: ChosenCopy<'_>
     if !driver::wait(driver, copy.stream) {
         return Err(DriverReason::Failed);
     }
-    // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its call lasts, as for the
-    // driver's own call.
-    let buffer = unsafe { gpu.gpu.foreign(copy.there(), copy.bytes) }.map_err(|_| DriverReason::Failed)?;
-    let at = At { buffer: &buffer, offset: 0 };
     let host = copy.host().cast::<u8>();
-    let made = match copy.towards {
-        Towards::Out => {
-            // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
-            // call lasts, as for the driver's own call; a page that cannot be written raises the signal that the
-            // driver's own copy raises there.
-            let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
-            gpu.copier.copy_out_as(to, at, chosen)
-        }
-        Towards::In | Towards::Unknown => {
-            // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
-            // call lasts, as for the driver's own call, for reading.
-            let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
-            gpu.copier.copy_in_as(at, from, chosen)
+    let make = |buffer: &Buffer| {
+        let at = At { buffer, offset: 0 };
+        match copy.towards {
+            Towards::Out => {
+                // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
+                // call lasts, as for the driver's own call; a page that cannot be written raises the signal that the
+                // driver's own copy raises there.
+                let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
+                gpu.copier.copy_out_as(to, at, chosen)
+            }
+            Towards::In | Towards::Unknown => {
+                // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
+                // call lasts, as for the driver's own call, for reading.
+                let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
+                gpu.copier.copy_in_as(at, from, chosen)
+            }
         }
     };
+    // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its call lasts, as for the
+    // driver's own call.
+    let made = unsafe { gpu.gpu.lend(copy.there(), copy.bytes, make) }.map_err(|_| DriverReason::Failed)?;
     made.map(|_| tell(Event::Timed)).map_err(|_| DriverReason::Failed)
 }

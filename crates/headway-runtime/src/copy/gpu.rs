@@ -185,7 +185,12 @@ impl CopierGpu {
             *slot = Some(OpenPager { mapping, buffer: identity, pager: self.device.pager(mapping, buffer)? });
         }
         let open = slot.as_mut().expect("opened above");
-        Ok(body(open.pager.as_mut()))
+        let made = body(open.pager.as_mut());
+        if buffer.is_lent() {
+            // Its owner may free the memory, and allocate other memory at the same address.
+            *slot = None;
+        }
+        Ok(made)
     }
 
     /// Resident copiers leave the device, the paged window is closed.
