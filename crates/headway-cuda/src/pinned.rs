@@ -11,8 +11,8 @@ use std::sync::Arc;
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
 use headway_device::buffer::{Memory, MemoryPlace, Span};
-use headway_os::affinity;
 use headway_os::memory::{Mapping, page_bytes, touch};
+use headway_os::{affinity, threads};
 
 use crate::driver::call;
 use crate::driver::table;
@@ -204,7 +204,7 @@ unsafe impl Memory for InPlace {
 }
 
 /// What owns pages that are registered with the driver.
-trait Owner {
+trait Owner: Send + 'static {
     /// The driver did not unregister the pages. No operation uses them: operations own spans of them, and this is called after the
     /// last one.
     fn leave(self);
@@ -227,6 +227,12 @@ impl Owner for Span {
 /// Pages registered with the driver, and what owns them: unregistered first when dropped.
 struct Registered<O: Owner> {
     context: Arc<Context>,
+    /// There until it is dropped.
+    pages: Option<RegisteredPages<O>>,
+}
+
+struct RegisteredPages<O: Owner> {
+    context: Arc<Context>,
     /// Where the registered pieces start.
     pieces: Vec<usize>,
     owner: Option<O>,
@@ -236,7 +242,7 @@ impl<O: Owner> Registered<O> {
     /// Registers the pages from `base` on, whole pages of `owner`'s, for every GPU of the driver.
     fn new(context: &Arc<Context>, base: *mut u8, bytes: usize, owner: O) -> Result<Self, DeviceError> {
         context.bind()?;
-        let mut registered = Self { context: Arc::clone(context), pieces: Vec::new(), owner: Some(owner) };
+        let mut pages = RegisteredPages { context: Arc::clone(context), pieces: Vec::new(), owner: Some(owner) };
         for (start, length) in pieces(bytes, REGISTER_MAX) {
             let piece: *mut c_void = base.wrapping_add(start).cast();
             let flags = table::HOST_REGISTER_PORTABLE | table::HOST_REGISTER_DEVICE_MAP;
@@ -249,19 +255,30 @@ impl<O: Owner> Registered<O> {
                 }
                 other => context.note(other)?,
             }
-            registered.pieces.push(piece.addr());
+            pages.pieces.push(piece.addr());
         }
-        Ok(registered)
+        Ok(Self { context: Arc::clone(context), pages: Some(pages) })
     }
 }
 
 impl<O: Owner> Drop for Registered<O> {
     fn drop(&mut self) {
+        let pages = self.pages.take();
+        // The driver unregisters pages when the GPU has nothing to do, which a context that was given up may not see. Where the thread cannot be
+        // started this one waits for it.
+        if self.context.is_lost() && !self.context.has_ended() {
+            let _ = threads::spawn("headway-unregister", move || drop(pages));
+        }
+    }
+}
+
+impl<O: Owner> Drop for RegisteredPages<O> {
+    fn drop(&mut self) {
         for &piece in &self.pieces {
             let piece = without_provenance_mut(piece);
             // SAFETY: registered by `new`, unregistered once; no operation uses the pages, as operations own spans of them.
             let unregister = || unsafe { call!(self.context.driver, cuMemHostUnregister(piece)) };
-            if self.context.bind().and_then(|()| unregister()).is_err()
+            if self.context.bind_anyway().and_then(|()| unregister()).is_err()
                 && let Some(owner) = self.owner.take()
             {
                 owner.leave();

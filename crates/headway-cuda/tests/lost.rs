@@ -183,6 +183,8 @@ fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
     let (other, target) =
         (gpu.pinned_buffer(64, Caching::Cached).unwrap(), gpu.device_buffer(64, CpuReach::Device).unwrap());
     let (mut queue, mut second) = (gpu.queue(false).unwrap(), gpu.queue(false).unwrap());
+    let ordinary = gpu.pageable_buffer(4096).unwrap();
+    let registered = gpu.register(&ordinary, 0..4096).unwrap();
     fake.hold(true);
     let from = host.claim(0..64, Access::Read).unwrap();
     queue.submit(Operation::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 7).unwrap();
@@ -191,6 +193,10 @@ fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
     // What does not end in time is given up with the context.
     in_time("the drop of a queue", move || drop(second));
     assert!(matches!(gpu.queue(false).err(), Some(DeviceError::DeviceLost)));
+    let before = fake.live();
+    drop(registered);
+    wait_until("the pages are unregistered", || ordinary.claim(0..4096, Access::Write).is_ok());
+    assert_eq!(fake.live(), before - 1, "the driver knows them no more");
     assert_eq!(queue.poll(), None, "it may still run");
     assert!(host.claim(0..64, Access::Write).is_err() && other.claim(0..64, Access::Write).is_err());
     fake.hold(false);
