@@ -1,6 +1,7 @@
 /* Headway for C and C++: copies of any memory on any stream, copies in time, and plans with a program's own data.
  *
  * Link with -lheadway (pkg-config: headway; CMake: find_package(headway), target headway::headway).
+ * A thread that is in a function of this library must not be cancelled (pthread_cancel), nor left by longjmp.
  * Written by cbindgen from crates/headway-capi/src/lib.rs: `SNAPSHOTS=overwrite cargo test -p headway-capi`. */
 
 #ifndef HEADWAY_H
@@ -461,11 +462,12 @@ void headway_copier_close(struct headway_copier *copier);
 /*
  Copies `bytes` bytes from `from` to `to`, of which one is memory of the copier's GPU and the other host memory, after all that `stream` (a
  `CUstream` or `cudaStream_t`; null = the legacy default stream) was given before. Returns when the bytes are there.
- `report` may be null.
+ `HEADWAY_STATUS_TIMEOUT`: ordinary memory is not used any more; page-locked memory is, until the stream has passed the copy. `report` may be
+ null.
 
  # Safety
- Both ranges are the caller's for `bytes` bytes, and nobody writes the source or uses the destination until this returns, but in the order
- of the stream. The stream is of the GPU's primary context.
+ Both ranges are the caller's for `bytes` bytes, and nobody writes the source or uses the destination until the copy has ended, but in the
+ order of the stream. The stream is of the GPU's primary context.
  */
 enum headway_status headway_copy(const struct headway_copier *copier,
                                  void *to,
@@ -704,8 +706,8 @@ enum headway_status headway_program_sink(const struct headway_program *program,
 
 /*
  Takes the next of the things that happened in the run (packets that are late or given up, urgent copies), and waits for it for `timeout_ns`
- nanoseconds at most: `HEADWAY_STATUS_TIMEOUT` if none comes, or the run is over. Events are kept from the first call on, which may come
- before the run and have no place for an event. While a thousand wait to be taken, more are lost.
+ nanoseconds at most: `HEADWAY_STATUS_TIMEOUT` if none comes, or the run is over. Events are kept from the first call on, which comes before
+ the run (else `HEADWAY_STATUS_INVALID`) and may have no place for an event. While a thousand wait to be taken, more are lost.
 
  # Safety
  `program` came from `headway_program_open`; `event` is null or points to a place for the result.

@@ -302,11 +302,12 @@ pub unsafe extern "C" fn headway_copier_close(copier: *mut Copier) {
 
 /// Copies `bytes` bytes from `from` to `to`, of which one is memory of the copier's GPU and the other host memory, after all that `stream` (a
 /// `CUstream` or `cudaStream_t`; null = the legacy default stream) was given before. Returns when the bytes are there.
-/// `report` may be null.
+/// `HEADWAY_STATUS_TIMEOUT`: ordinary memory is not used any more; page-locked memory is, until the stream has passed the copy. `report` may be
+/// null.
 ///
 /// # Safety
-/// Both ranges are the caller's for `bytes` bytes, and nobody writes the source or uses the destination until this returns, but in the order
-/// of the stream. The stream is of the GPU's primary context.
+/// Both ranges are the caller's for `bytes` bytes, and nobody writes the source or uses the destination until the copy has ended, but in the
+/// order of the stream. The stream is of the GPU's primary context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_copy(
     copier: *const Copier,

@@ -3,8 +3,8 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use headway::copy::Access;
 use headway::flow::FlowPlace;
@@ -289,8 +289,8 @@ pub unsafe extern "C" fn headway_program_sink(
 }
 
 /// Takes the next of the things that happened in the run (packets that are late or given up, urgent copies), and waits for it for `timeout_ns`
-/// nanoseconds at most: `HEADWAY_STATUS_TIMEOUT` if none comes, or the run is over. Events are kept from the first call on, which may come
-/// before the run and have no place for an event. While a thousand wait to be taken, more are lost.
+/// nanoseconds at most: `HEADWAY_STATUS_TIMEOUT` if none comes, or the run is over. Events are kept from the first call on, which comes before
+/// the run (else `HEADWAY_STATUS_INVALID`) and may have no place for an event. While a thousand wait to be taken, more are lost.
 ///
 /// # Safety
 /// `program` came from `headway_program_open`; `event` is null or points to a place for the result.
@@ -301,21 +301,40 @@ pub unsafe extern "C" fn headway_program_event(
     event: *mut ProgramEvent,
 ) -> Status {
     const WAITING: usize = 1000;
+    const LOOK: Duration = Duration::from_millis(1);
+    let no_event = || {
+        remember("no event came, or the run is over");
+        Status::Timeout
+    };
     // SAFETY: the caller's promise.
     let Some(of) = (unsafe { program.as_ref() }) else { return invalid("program is null") };
     guarded(|| {
         at_home(of.home, PROGRAM)?;
-        let mut events = lock(&of.events);
+        let (start, limit) = (Instant::now(), Duration::from_nanos(timeout_ns));
+        let mut events = loop {
+            match of.events.try_lock() {
+                Ok(events) => break events,
+                Err(TryLockError::Poisoned(events)) => break events.into_inner(),
+                // Another thread waits for an event.
+                Err(TryLockError::WouldBlock) if event.is_null() => return Ok(Status::Ok),
+                Err(TryLockError::WouldBlock) if start.elapsed() < limit => std::thread::sleep(LOOK),
+                Err(TryLockError::WouldBlock) => return Ok(no_event()),
+            }
+        };
         if events.is_none() {
             *events = lock(&of.program).as_mut().map(|program| program.events(WAITING));
         }
+        let Some(events) = &*events else {
+            return Ok(invalid(
+                "no events are kept, since the first call came after the run had begun; call it before",
+            ));
+        };
         if event.is_null() {
             return Ok(Status::Ok);
         }
-        let next = events.as_ref().and_then(|events| events.wait(Duration::from_nanos(timeout_ns)));
+        let next = events.wait(limit.saturating_sub(start.elapsed()));
         let Some(RunEvent { at, kind, .. }) = next else {
-            remember("no event came, or the run is over");
-            return Ok(Status::Timeout);
+            return Ok(no_event());
         };
         let mut made = ProgramEvent { at_ns: at.0, text: [0; 256] };
         fill(&mut made.text, &kind.to_string());

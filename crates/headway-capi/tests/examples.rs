@@ -344,10 +344,14 @@ int main(void) {
     char byte = 0;
     if (pthread_create(&runs, NULL, run, &ran) || pthread_create(&hears, NULL, hear, NULL) || read(begun[0], &byte, 1) != 1) return 1;
     int during = child();
+    headway_event event;
+    /* Another thread waits for events without a limit. */
+    int heard = headway_program_event(program, 1000000, &event);
+    if (headway_program_event(program, 0, NULL)) return 1;
     if (write(goes_on[1], &byte, 1) != 1 || pthread_join(runs, NULL) || pthread_join(hears, NULL)) return 1;
     headway_urgent_free(urgent);
     headway_program_close(program);
-    printf("%d %d %d\n", before, during, ran);
+    printf("%d %d %d %d\n", before, during, ran, heard == HEADWAY_STATUS_OK || heard == HEADWAY_STATUS_TIMEOUT);
     return 0;
 }
 "#,
@@ -357,7 +361,7 @@ int main(void) {
     for child in &lines[..2] {
         assert!(child.starts_with("5 5 5 5 5 5 5 the program is not available: this process was forked"), "{text}");
     }
-    assert_eq!(lines[2..], ["0 0 0"], "{text}");
+    assert_eq!(lines[2..], ["0 0 0 1"], "{text}");
 }
 
 #[test]
@@ -384,6 +388,7 @@ static int take(const headway_sink_packet *packet, const void *from, size_t byte
 int main(void) {
     headway_program *program = (headway_program *)&program;
     headway_urgent *urgent = (headway_urgent *)&urgent;
+    headway_event event;
     headway_run_options options;
     headway_run_result result;
     headway_run_options_init(&options);
@@ -415,6 +420,7 @@ int main(void) {
     if (headway_program_open("camera.toml", &options, &program)) return 1;
     printf("%d ", headway_program_sink(program, "camera", take, program));
     int status = headway_program_run(program, &result);
+    printf("%d ", headway_program_event(program, UINT64_MAX, &event));
     printf("%d %u %d\n", status, result.incomplete, result.packets > 0 && result.packets < 10 && result.lost == 0);
     headway_program_close(program);
     headway_program_stop(NULL);
@@ -432,7 +438,7 @@ int main(void) {
         lines[2].starts_with("3 3 3 3 0 3 1 6 the source of stream `camera` failed at packet 4: it returned 9"),
         "{text}"
     );
-    assert_eq!(lines[3], "3 3 0 0 1 1", "{text}");
+    assert_eq!(lines[3], "3 3 0 3 0 1 1", "{text}");
 }
 
 #[test]
