@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,6 @@ CLASSES = ["ordinary", "nice", "fifo", "deadline"]
 SPIN = ["bash", "-c", "while :; do :; done"]
 WRITE = ["dd", "if=/dev/zero", "of=/dev/null", "bs=256M"]
 LOADS = {"none": (0, SPIN), "16 busy loops": (16, SPIN), "64 busy loops": (64, SPIN), "16 loops that write memory": (16, WRITE)}
-# Until a guest has loaded PyTorch and warmed up.
-GUEST_START_S = 9
 SHARES = [100, 90, 50]
 DEPTHS = [1, 4]
 LIMIT_S = 90
@@ -111,14 +110,20 @@ def broker(place):
 
 
 class Guest:
-    """An unmodified program, plain or with options of `exec`, that counts its steps for some seconds from `start` on."""
+    """An unmodified program, plain or with options of `exec`, that counts its steps for some seconds, from `begin` on if it waits."""
 
-    def __init__(self, name, seconds, options=(), wait=GUEST_START_S):
-        self.start = time.time() + wait if wait else 0.0
-        command = [sys.executable, str(HERE / "guests" / f"{name}.py"), "--seconds", str(seconds), "--start", str(self.start)]
+    def __init__(self, name, seconds, options=(), waits=True):
+        command = [sys.executable, str(HERE / "guests" / f"{name}.py"), "--seconds", str(seconds), *(["--wait"] if waits else [])]
         if options:
             command = [args.headway, "exec", *options, "--fast=off", "--yield=never", "--", *command]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def begin(self):
+        """Waits until the program is warm; from now on it counts."""
+        if select.select([self.process.stdout], [], [], LIMIT_S)[0] and self.process.stdout.readline() == "ready\n":
+            print("go", file=self.process.stdin, flush=True)
+        return self
 
     def result(self):
         try:
@@ -141,8 +146,7 @@ def say(**line):
 
 def beside(name, how, seconds, options=(), socket=None):
     """The guest and the job at the same time, which joins the MPS daemon of the broker at `socket`."""
-    guest = Guest(name, seconds, options)
-    time.sleep(max(0.0, guest.start - time.time()))
+    guest = Guest(name, seconds, options).begin()
     env = {**os.environ, "HEADWAY_BROKER": socket} if socket else None
     with tempfile.TemporaryDirectory() as place:
         job = main_job(place, env=env)
@@ -164,7 +168,7 @@ def neighbours():
     # The guest counts while the job starts and runs.
     seconds = args.seconds + 1
     for name in ["training", "products"]:
-        say(case="neighbour", neighbour=name, how="alone", guest=Guest(name, seconds).result())
+        say(case="neighbour", neighbour=name, how="alone", guest=Guest(name, seconds).begin().result())
         beside(name, "time slices", seconds)
         for depth in DEPTHS:
             beside(name, f"time slices, --depth {depth}", seconds, ["--depth", str(depth)])
@@ -175,11 +179,11 @@ def neighbours():
 
 
 def shares():
-    alone = Guest("products", 2, wait=0).result()
+    alone = Guest("products", 2, waits=False).result()
     say(case="share", percent=100, guest=alone)
     with tempfile.TemporaryDirectory() as place, broker(place) as socket:
         for percent in (10, 25, 50, 90):
-            say(case="share", percent=percent, guest=Guest("products", 2, share(socket, percent), wait=0).result())
+            say(case="share", percent=percent, guest=Guest("products", 2, share(socket, percent), waits=False).result())
 
 
 {"classes": classes, "neighbours": neighbours, "shares": shares}[args.what]()

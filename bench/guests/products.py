@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """An ordinary PyTorch program: products of two 8192 x 8192 matrices (bf16), back to back. It knows nothing of Headway.
 
-It runs for --seconds and prints one line of JSON: products, products a second. With --start it begins to count at that time (seconds since
-1970), so that something else can run beside exactly these products. Two batches are always queued, so that the GPU never idles.
+It runs for --seconds and prints one line of JSON: products, products a second. With --wait it says `ready` once it is warm, and begins to
+count when standard input has a line, so that something else can run beside exactly these products. Two batches are always queued, so that the
+GPU never idles.
 """
 import argparse
 import json
+import select
+import sys
 import time
 
 import torch
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--seconds", type=float, default=4.0)
-parser.add_argument("--start", type=float, default=0.0)
+parser.add_argument("--wait", action="store_true")
 parser.add_argument("--width", type=int, default=8192)
 arguments = parser.parse_args()
 
@@ -30,10 +33,10 @@ def batch():
     return event
 
 
-def run(until):
+def run(is_over):
     """Keeps two batches queued; how many products ended."""
     queued, ended = [batch(), batch()], 0
-    while time.time() < until:
+    while not is_over():
         queued.pop(0).synchronize()
         ended += BATCH
         queued.append(batch())
@@ -42,9 +45,15 @@ def run(until):
     return ended + BATCH * len(queued)
 
 
-run(max(arguments.start, time.time() + 0.5))
+def after(seconds):
+    end = time.time() + seconds
+    return lambda: time.time() >= end
+
+
+run(after(0.5))
+if arguments.wait:
+    print("ready", flush=True)
+    run(lambda: select.select([sys.stdin], [], [], 0)[0])
 began = time.time()
-products = run(began + arguments.seconds)
-seconds = time.time() - began
-late = round(max(0.0, began - arguments.start), 2) if arguments.start else 0
-print(json.dumps({"steps": products, "steps_per_s": round(products / seconds, 2), "late_start": late}))
+products = run(after(arguments.seconds))
+print(json.dumps({"steps": products, "steps_per_s": round(products / (time.time() - began), 2)}))

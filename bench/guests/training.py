@@ -2,18 +2,20 @@
 """An ordinary PyTorch training loop. It knows nothing of Headway.
 
 Six transformer layers, batches from page-locked memory, the loss read in each step (`.item()`). After a few steps that do not count it
-runs for --seconds and prints one line of JSON: steps, steps a second, times of a step in microseconds. With --start it begins to count
-at that time (seconds since 1970), so that something else can run beside exactly these steps.
+runs for --seconds and prints one line of JSON: steps, steps a second, times of a step in microseconds. With --wait it says `ready` once it is
+warm, and begins to count when standard input has a line, so that something else can run beside exactly these steps.
 """
 import argparse
 import json
+import select
+import sys
 import time
 
 import torch
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--seconds", type=float, default=10.0)
-parser.add_argument("--start", type=float, default=0.0)
+parser.add_argument("--wait", action="store_true")
 parser.add_argument("--batch", type=int, default=32)
 parser.add_argument("--length", type=int, default=256)
 parser.add_argument("--width", type=int, default=1024)
@@ -41,8 +43,10 @@ def step(number):
 
 for number in range(arguments.warm_up):
     first = step(number)
-while time.time() < arguments.start:
-    step(0)
+if arguments.wait:
+    print("ready", flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        step(0)
 times, began = [], time.time()
 while time.time() - began < arguments.seconds:
     before = time.perf_counter()
@@ -53,5 +57,5 @@ times.sort()
 print(json.dumps({
     "steps": len(times), "steps_per_s": round(len(times) / seconds, 2), "median_us": round(times[len(times) // 2]),
     "p99_us": round(times[len(times) * 99 // 100]) if len(times) >= 100 else None, "max_us": round(times[-1]),
-    "first_loss": round(first, 4), "last_loss": round(last, 4), "late_start": round(max(0.0, began - arguments.start), 2) if arguments.start else 0,
+    "first_loss": round(first, 4), "last_loss": round(last, 4),
 }))

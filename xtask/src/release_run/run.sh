@@ -118,11 +118,12 @@ case "$part" in
 one)
     piece doctor 60 1 "$headway" -q doctor --watch "5 s"
     measure 1 150 "5 s"
-    transfers 1 220
+    # Each size of all methods twice: with each method, and by what `auto` chooses.
+    transfers 1 220 --sizes "64 B,1 KiB,4 KiB,64 KiB,1 MiB,4 MiB,16 MiB,256 MiB,1 GiB"
     piece flows 120 1 "$headway" -q bench flows --backend "$backend" --machine machine.toml --duration "15 s" --format json --out flows
     encrypt 1 "20 s"
-    piece cpu-classes 150 0 python3 "$bench/main_job.py" "$headway" classes --backend "$backend" --machine machine.toml --seconds 3
-    piece neighbours 200 0 python3 "$bench/main_job.py" "$headway" neighbours --backend "$backend" --machine machine.toml --seconds 6
+    piece cpu-classes 150 0 python3 "$bench/main_job.py" "$headway" classes --backend "$backend" --machine machine.toml --seconds 2
+    piece neighbours 200 0 python3 "$bench/main_job.py" "$headway" neighbours --backend "$backend" --machine machine.toml --seconds 4
     piece shares 90 0 python3 "$bench/main_job.py" "$headway" shares --backend "$backend" --machine machine.toml
     ;;
 two)
@@ -131,7 +132,7 @@ two)
         piece "$demo" 110 0 python3 "$bench/demos/$demo.py" --quick --headway "$headway" --json "$demo.jsonl"
     done
     piece token-loops 150 0 env ONLY='^(idle plain|token (plain|--aside|--yield)|mebibyte .*|other process .*|ordinary (plain|--fast|--fast --aside))$' \
-        bash "$bench/guests/token_loops.sh" "$headway" 1 2.5
+        bash "$bench/guests/token_loops.sh" "$headway" 1 1.5
     piece large-copies 200 0 env ONLY='^(all|0-3) (to|copy|cpu|asnumpy)$' bash "$bench/guests/large_copies.sh" "$headway" 1
     # The first program on a node, and then one that has what the first learnt.
     for how in plain first learnt; do
