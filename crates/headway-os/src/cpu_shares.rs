@@ -14,10 +14,10 @@ use std::process;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headway_core::decisions::cpu_budget;
-use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::OPEN_NO_LINK;
 use crate::affinity;
+use crate::descriptor::moved_up;
 use crate::fork::Home;
 use crate::ipc;
 use crate::limits;
@@ -29,8 +29,6 @@ const SLOT_BYTES: usize = 64;
 const MARK: u32 = 0x4857_4355;
 /// CPUs that are told apart.
 const CPUS: usize = 256;
-/// The descriptor is moved up here, out of the way of programs that count on low ones.
-const DESCRIPTOR_MIN: i32 = 500;
 
 /// What a process says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,7 +95,7 @@ impl CpuShares {
     pub fn join(path: &Path) -> io::Result<Self> {
         let flags = OPEN_NO_LINK | libc::O_CLOEXEC;
         let file = OpenOptions::new().read(true).write(true).create(true).mode(0o600).custom_flags(flags).open(path)?;
-        let file = moved_up(file);
+        let file = File::from(moved_up(file.into()));
         let about = file.metadata()?;
         if !about.is_file() || about.uid() != ipc::user() || about.mode() & 0o077 != 0 {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not this user's own"));
@@ -216,10 +214,6 @@ fn lock(file: &File, at: usize, command: libc::c_int) -> Option<libc::c_int> {
     // SAFETY: `lock` is valid for the call to read and write.
     let done = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } == 0;
     done.then_some(libc::c_int::from(lock.l_type))
-}
-
-fn moved_up(file: File) -> File {
-    fcntl_dupfd_cloexec(&file, DESCRIPTOR_MIN).map_or(file, File::from)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub mod board;
 pub mod clock;
 pub mod copy;
 pub mod cpu_shares;
+pub mod descriptor;
 pub mod environment;
 mod errno;
 mod event;

@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::fstat;
 
+use crate::descriptor::moved_up;
 use crate::memory::page_bytes;
 use crate::threads::{self, Mask};
 
@@ -236,7 +237,7 @@ impl PageWatch {
         let number = libc::c_int::try_from(number).ok().filter(|number| *number >= 0);
         let Some(number) = number else { return Err(io::Error::last_os_error()) };
         // SAFETY: the descriptor was just opened, and nobody else has it.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+        let descriptor = moved_up(unsafe { OwnedFd::from_raw_fd(number) });
         let file = file_of(&descriptor)?;
         let watch = Arc::new(Self { descriptor, file, book: Mutex::new(Book::new()) });
         watch.call(UFFDIO_API, &mut ApiCall { api: API, features: FEATURES, calls: 0 })?;

@@ -119,7 +119,7 @@ fn memory_that_is_kept_page_locked_and_becomes_other_memory_is_copied_as_it_is()
     }
     let cases = cases();
     let again: Vec<&str> = cases.iter().map(String::as_str).filter(|case| case.starts_with("again-")).collect();
-    assert_eq!(again.len(), 16);
+    assert_eq!(again.len(), 17);
     compare(again, PIN_ONCE, &[("FAKE_PINS", "1")]);
 }
 

@@ -23,6 +23,7 @@ pub use headway_cuda::{Handle, Nvml, PcieCounters, functions, uuid_text};
 #[doc(hidden)] // For the library in front of guests.
 pub use headway_os::{
     board,
+    descriptor::moved_up,
     environment::{has_more_rights, trusted},
     fork::Home,
     limits::file_bytes_max,

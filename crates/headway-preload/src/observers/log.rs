@@ -6,13 +6,14 @@
 
 use std::ffi::{CString, OsString, c_int};
 use std::io::Write;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, SystemTime};
 use std::{fs, io, process, thread};
 
-use headway::guest::{file_bytes_max, trusted};
+use headway::guest::{file_bytes_max, moved_up, trusted};
 use headway_core::files::guest::GuestOptions;
 use headway_core::files::guest_log::{
     Became, Call, Copy, CountedCopies, Difference, DriverReason, GuestLogEnd, GuestLogLine, GuestLogStart, KIND,
@@ -38,8 +39,6 @@ const SINGLY_MAX: u64 = 1 << 16;
 const SAMPLE: u64 = 64;
 /// The longest line, but for the first.
 const LINE_MAX: usize = 1024;
-/// Descriptors that programs use by number are smaller.
-const DESCRIPTOR_MIN: c_int = 400;
 /// How often the end waits a millisecond for a thread that writes.
 const TRIES: u32 = 100;
 
@@ -137,14 +136,7 @@ fn create_new(path: Vec<u8>) -> io::Result<(c_int, (libc::dev_t, libc::ino_t))> 
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the descriptor is ours.
-    let higher = unsafe { libc::fcntl(file, libc::F_DUPFD_CLOEXEC, DESCRIPTOR_MIN) };
-    let file = if higher < 0 {
-        file
-    } else {
-        // SAFETY: the descriptor is ours; it is not used again.
-        unsafe { libc::close(file) };
-        higher
-    };
+    let file = moved_up(unsafe { OwnedFd::from_raw_fd(file) }).into_raw_fd();
     let about = about(file).ok_or_else(io::Error::last_os_error)?;
     Ok((file, (about.st_dev, about.st_ino)))
 }

@@ -762,6 +762,16 @@ static void again_unmapped(void) {
         hashed("out", memory, LARGE);
     }
 }
+/* Files of a program, which closed its input, have low numbers. */
+static void again_without_input(void) {
+    close(0);
+    repeated(1);
+    for (int low = 0; low < 100; low++) {
+        char path[32], what[64] = {0};
+        snprintf(path, sizeof path, "/proc/self/fd/%d", low);
+        if (readlink(path, what, sizeof what - 1) > 0 && strstr(what, "userfaultfd")) printf("%d is Headway's\n", low);
+    }
+}
 static void again_in_part(void) {
     unsigned char *memory = repeated(1);
     map_at(memory + 2 * MIB, MIB);
@@ -1020,7 +1030,7 @@ static void again_cancelled(void) {
 }
 
 static const struct { const char *name; void (*run)(void); } cases[] = {
-    {"again-unmapped", again_unmapped}, {"again-in-part", again_in_part}, {"again-given-back", again_given_back},
+    {"again-unmapped", again_unmapped}, {"again-without-input", again_without_input}, {"again-in-part", again_in_part}, {"again-given-back", again_given_back},
     {"again-moved", again_moved}, {"again-small", again_small}, {"again-asked", again_asked}, {"again-forked", again_forked},
     {"again-captured", again_captured}, {"again-both-ways", again_both_ways}, {"again-allocated", again_allocated},
     {"again-offloaded", again_offloaded}, {"again-in-threads", again_in_threads}, {"again-reset", again_reset},
