@@ -19,7 +19,7 @@ mod workers;
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::time::Duration;
 
 use headway_core::decisions::engine_line::FlowClass;
@@ -556,8 +556,17 @@ impl OrderedCopier {
         let left = || end.saturating_sub(clock::now());
         let mut rests = true;
         for pipelines in &self.shared.pipelines {
-            for pipeline in lock(pipelines).iter() {
-                rests &= await_rest_for(context, &pipeline.stream, "copies", left()).is_ok();
+            let streams = loop {
+                match pipelines.try_lock() {
+                    Ok(pipelines) => break Some(pipelines.iter().map(|it| Arc::clone(&it.stream)).collect::<Vec<_>>()),
+                    // Another thread queues a copy, which waits where the driver's queue is full.
+                    Err(TryLockError::WouldBlock) if left() > Nanos::ZERO => headway_os::sched::yield_now(),
+                    Err(_) => break None,
+                }
+            };
+            rests &= streams.is_some();
+            for stream in streams.iter().flatten() {
+                rests &= await_rest_for(context, stream, "copies", left()).is_ok();
             }
         }
         // The threads use the caller's memory, whether or not the streams rest.
