@@ -122,7 +122,11 @@ class Guest:
     def begin(self):
         """Waits until the program is warm; from now on it counts."""
         if select.select([self.process.stdout], [], [], LIMIT_S)[0] and self.process.stdout.readline() == "ready\n":
-            print("go", file=self.process.stdin, flush=True)
+            with contextlib.suppress(BrokenPipeError):
+                print("go", file=self.process.stdin, flush=True)
+        else:
+            # Without figures it says `error`.
+            self.process.kill()
         return self
 
     def result(self):
@@ -166,7 +170,7 @@ def classes():
 
 def neighbours():
     # The guest counts while the job starts and runs.
-    seconds = args.seconds + 1
+    seconds = args.seconds + 2
     for name in ["training", "products"]:
         say(case="neighbour", neighbour=name, how="alone", guest=Guest(name, seconds).begin().result())
         beside(name, "time slices", seconds)

@@ -51,7 +51,8 @@ def copy(dst: object, src: object, *, stream: object = None) -> _native.Ticket:
         ArrayError: One of them cannot be copied as it is, or they do not fit: shape, type, strides, a target that is read-only.
         OptionError: `stream` is no stream.
         GpuError: There is no driver, or no GPU.
-        CopyTimeout: A copy without a stream did not end within a minute. It goes on, and both arrays are kept for ever.
+        CopyTimeout: A copy without a stream did not end within a minute. It goes on, and both arrays are kept for ever. A GPU that does not end
+            copies that threads make keeps the call for up to ten minutes more, and then ends the process: it could write memory of others.
         CopyError: It was refused, as in a stream that is being captured, or it failed.
     """
     return _told(_native.copy(dst, src, stream, False))

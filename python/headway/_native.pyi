@@ -200,9 +200,10 @@ class Ticket:
     """
     def __await__(self, /) -> Any: ...
     def __repr__(self, /) -> str: ...
-    def _when_done(self, /, then: Any) -> None:
+    def _when_done(self, /, then: Any) -> bool:
         """
-        Calls `then` on a thread of the library's when the copy has ended: with nothing, or with the exception.
+        Calls `then` on a thread of the library's when the copy has ended: with nothing, or with the exception. `False` = nobody will, since the
+        interpreter ends.
         """
     @property
     def done(self, /) -> bool:

@@ -28,6 +28,13 @@ def wait_in_loop(ticket: Ticket) -> Generator[object, None, Ticket]:
 
     if ticket.done:
         future.set_result(ticket)
-    else:
-        ticket._when_done(ended)  # pyright: ignore[reportPrivateUsage]
+    elif not ticket._when_done(ended):  # pyright: ignore[reportPrivateUsage]
+        # The interpreter ends: no thread tells of anything.
+        return _look_at(ticket).__await__()
     return future.__await__()
+
+
+async def _look_at(ticket: Ticket) -> Ticket:
+    while not ticket.done:
+        await asyncio.sleep(0.001)
+    return ticket

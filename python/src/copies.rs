@@ -216,13 +216,17 @@ impl Ticket {
         Ok(())
     }
 
-    /// Calls `then` on a thread of the library's when the copy has ended: with nothing, or with the exception.
-    fn _when_done(&self, py: Python<'_>, then: Py<PyAny>) -> PyResult<()> {
+    /// Calls `then` on a thread of the library's when the copy has ended: with nothing, or with the exception. `False` = nobody will, since the
+    /// interpreter ends.
+    fn _when_done(&self, py: Python<'_>, then: Py<PyAny>) -> PyResult<bool> {
+        if visits::are_over() {
+            return Ok(false);
+        }
         let ticket = match &self.queued {
             Some(queued) => queued.ticket(py)?,
             None => None,
         };
-        let Some(ticket) = ticket else { return then.call1(py, (py.None(),)).map(drop) };
+        let Some(ticket) = ticket else { return then.call1(py, (py.None(),)).map(|_| true) };
         let watched = ticket.when_done(move |result| {
             let mut then = Some(then);
             if let Some(_visit) = Visit::begin() {
@@ -239,7 +243,7 @@ impl Ticket {
             // Without an interpreter nobody can let it go.
             forget(then);
         });
-        watched.map_err(|error| failed(py, &error))
+        watched.map(|()| true).map_err(|error| failed(py, &error))
     }
 
     fn __await__(slf: Py<Self>, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
@@ -530,9 +534,9 @@ pub(crate) fn finish_copies(py: Python<'_>) {
             queued.leave();
         }
     }
-    visits::finish(py);
     let copiers = std::mem::take(&mut *COPIERS.write().unwrap_or_else(PoisonError::into_inner));
     py.detach(|| drop(copiers));
+    visits::finish(py);
 }
 
 /// In a forked child: leaves what belongs to the parent as it is.

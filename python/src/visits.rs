@@ -29,8 +29,14 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
+        // A child that was forked during the visit counts none.
+        let _ = UNDER_WAY.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |visits| visits.checked_sub(1));
     }
+}
+
+/// Whether no visit begins any more.
+pub(crate) fn are_over() -> bool {
+    OVER.load(Ordering::SeqCst)
 }
 
 /// Lets no visit begin any more, and waits for those under way.

@@ -593,7 +593,7 @@ def test_a_program_may_end_while_a_thread_tells_of_a_copy(library: Path) -> None
 import threading, time
 def then(error):
     begun.set()
-    for _ in range(500):
+    for _ in range(200):
         # Gives up the interpreter's lock, and takes it again.
         time.sleep(0.001)
     print("told")
@@ -602,10 +602,29 @@ gpu = Array(driver, (1 << 20,), np.uint8)
 with driver.held():
     ticket = hw.copy(gpu, bytes(1 << 20), stream=driver.stream())
     ticket._when_done(then)
+    print("ends")
 begun.wait()
-print("ends")
 """
     assert run(library, code) == "ends\ntold\n"
+
+
+def test_a_copy_is_awaited_also_behind_the_end_of_copies(library: Path) -> None:
+    code = """
+import asyncio
+# Handlers run in the opposite order: as one that was registered before the package was imported.
+hw._native.finish_copies()
+gpu, stream = Array(driver, (1 << 20,), np.uint8), driver.stream()
+async def main():
+    with driver.held():
+        ticket = hw.copy(gpu, bytes(1 << 20), stream=stream)
+        waits = asyncio.ensure_future(wait(ticket))
+        await asyncio.sleep(0)
+    print(await asyncio.wait_for(waits, 60) is ticket)
+async def wait(ticket):
+    return await ticket
+asyncio.run(main())
+"""
+    assert run(library, code) == "True\n"
 
 
 def test_a_gpu_that_fails_is_an_error_of_its_copies(library: Path) -> None:

@@ -158,7 +158,8 @@ typedef struct headway_options {
    */
   uint64_t pinned_bytes;
   /*
-   A copy that makes no progress for so many nanoseconds is given up.
+   A copy that makes no progress for so many nanoseconds is given up. The call returns when the GPU has ended what it had begun; if it does
+   not within ten minutes, the process is ended.
    */
   uint64_t patience_ns;
   /*
@@ -462,8 +463,7 @@ void headway_copier_close(struct headway_copier *copier);
 /*
  Copies `bytes` bytes from `from` to `to`, of which one is memory of the copier's GPU and the other host memory, after all that `stream` (a
  `CUstream` or `cudaStream_t`; null = the legacy default stream) was given before. Returns when the bytes are there.
- `HEADWAY_STATUS_TIMEOUT`: ordinary memory is not used any more; page-locked memory is, until the stream has passed the copy. `report` may be
- null.
+ `HEADWAY_STATUS_TIMEOUT`: the copy may go on, and uses page-locked memory and the GPU's until the stream has passed it. `report` may be null.
 
  # Safety
  Both ranges are the caller's for `bytes` bytes, and nobody writes the source or uses the destination until the copy has ended, but in the

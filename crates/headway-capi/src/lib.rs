@@ -57,7 +57,8 @@ pub struct CopierOptions {
     pub threads: u32,
     /// Page-locked memory for copies that wait, in bytes.
     pub pinned_bytes: u64,
-    /// A copy that makes no progress for so many nanoseconds is given up.
+    /// A copy that makes no progress for so many nanoseconds is given up. The call returns when the GPU has ended what it had begun; if it does
+    /// not within ten minutes, the process is ended.
     pub patience_ns: u64,
     /// Machine by name or file, whose profile says what copies cost; null = built-in figures.
     pub machine: *const c_char,
@@ -302,8 +303,7 @@ pub unsafe extern "C" fn headway_copier_close(copier: *mut Copier) {
 
 /// Copies `bytes` bytes from `from` to `to`, of which one is memory of the copier's GPU and the other host memory, after all that `stream` (a
 /// `CUstream` or `cudaStream_t`; null = the legacy default stream) was given before. Returns when the bytes are there.
-/// `HEADWAY_STATUS_TIMEOUT`: ordinary memory is not used any more; page-locked memory is, until the stream has passed the copy. `report` may be
-/// null.
+/// `HEADWAY_STATUS_TIMEOUT`: the copy may go on, and uses page-locked memory and the GPU's until the stream has passed it. `report` may be null.
 ///
 /// # Safety
 /// Both ranges are the caller's for `bytes` bytes, and nobody writes the source or uses the destination until the copy has ended, but in the

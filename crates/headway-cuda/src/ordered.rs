@@ -102,7 +102,7 @@ impl RawCopy {
     ///
     /// # Safety
     /// Both ranges are mapped and stay so until the copy has ended: until the call returns that waits for it, or until its ticket says
-    /// so. If that call says that time is up, a copy of page-locked memory has ended when the stream has passed it. Until then nobody writes the source, nor uses the destination, but in the order of the stream. The stream is of the
+    /// so. If that call says that time is up, the copy has ended when the stream has passed it. Until then nobody writes the source, nor uses the destination, but in the order of the stream. The stream is of the
     /// GPU's primary context, and is not destroyed before the call that queues the copy returns.
     #[must_use]
     pub unsafe fn new(to: u64, from: u64, bytes: usize, stream: StreamHandle) -> Self {
@@ -291,7 +291,8 @@ impl OrderedCopier {
     /// each wait.
     ///
     /// # Errors
-    /// Those of [`OrderedCopier::copy`], and [`DeviceError::Timeout`]; then the copy of page-locked memory goes on.
+    /// Those of [`OrderedCopier::copy`], and [`DeviceError::Timeout`]; then a copy in the stream goes on. What `make` gave up has ended, or this
+    /// waits for it ([`lend`](headway_device::buffer::lend)).
     pub fn copy_now<R>(
         &self,
         copy: RawCopy,

@@ -237,6 +237,7 @@ fn comes_back_with_its_chunk(lends_host: bool) {
             given_back.store(true, Ordering::Release);
         });
         wait_until("the copy is given up", || given_up.load(Ordering::Acquire));
+        std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(!given_back.load(Ordering::Acquire), "its chunk is still on the engine");
         fake.hold(false);
         wait_until("the memory is given back", || given_back.load(Ordering::Acquire));

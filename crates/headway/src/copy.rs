@@ -28,7 +28,7 @@ pub use headway_runtime::copy::{
 #[doc(hidden)]
 pub use headway_runtime::copy::{ChosenCopy, CopyChooser, LearningGpu, LearningOptions};
 
-/// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::foreign`]).
+/// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::lend`]).
 #[doc(hidden)]
 pub use headway_cuda::{CudaGpu, Driver as CudaDriver, GpuIdentity};
 

@@ -184,12 +184,10 @@ impl CopierGpu {
             *slot = None;
             *slot = Some(OpenPager { mapping, buffer: identity, pager: self.device.pager(mapping, buffer)? });
         }
-        let open = slot.as_mut().expect("opened above");
+        let mut open = slot.take().expect("opened above");
         let made = body(open.pager.as_mut());
-        if buffer.is_lent() {
-            // Its owner may free the memory, and allocate other memory at the same address.
-            *slot = None;
-        }
+        // The owner of lent memory may free it, and allocate other memory at the same address.
+        *slot = Some(open).filter(|_| !buffer.is_lent());
         Ok(made)
     }
 

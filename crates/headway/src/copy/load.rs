@@ -1,8 +1,10 @@
 //! Parts of files into GPU memory: what the page cache has by the kernel's copy, and the rest past that cache.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use headway_core::decisions::engine_line::FlowClass;
 use headway_core::models::transfer::Direction;
@@ -23,8 +25,11 @@ const SPARE: u64 = 4096;
 const LINES: u64 = 512;
 /// So much that nobody wants is read along, rather than to begin another chunk.
 const GAP_MAX: u64 = 64 << 10;
-/// After so many bytes a load looks again at how large its chunks may be. A flow that is opened waits for them at most.
-const STRETCH: usize = 1 << 30;
+/// After each stretch a load looks again at how large its chunks may be. A flow that is opened waits for one at most: the next one has as many
+/// bytes as should take [`STRETCH_TIME`].
+const STRETCH_MIN: usize = 64 << 20;
+const STRETCH_MAX: usize = 16 << 30;
+const STRETCH_TIME: Duration = Duration::from_secs(1);
 
 /// A part of a file, and where it goes: as many bytes as the place has.
 #[derive(Clone, Copy, Debug)]
@@ -114,13 +119,19 @@ impl StreamCopier {
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
         let read = Default::default();
         let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
-        for stretch in stretches(&ranges, STRETCH) {
+        let (mut left, mut bytes) = (in_order(&ranges), STRETCH_MIN);
+        loop {
             let of = |&PartRange { part, skipped, bytes }: &PartRange| {
                 let FilePart { file, at, place } = parts[part];
                 FilePart { file, at: at.saturating_add(skipped as u64), place: place.part(skipped, bytes, 0) }
             };
-            let parts: Vec<_> = stretch.iter().map(of).collect();
-            self.load_stretch(&readers, &parts, options, loading, &read)?;
+            let stretch: Vec<_> = take(&mut left, bytes).iter().map(of).collect();
+            let begun = Instant::now();
+            self.load_stretch(&readers, &stretch, options, loading, &read)?;
+            if left.is_empty() {
+                break;
+            }
+            bytes = next_stretch(bytes, begun.elapsed());
         }
         for (file, reader) in readers.iter().enumerate() {
             reader.check_unchanged().map_err(|source| LoadError::Read { file, source })?;
@@ -166,25 +177,36 @@ struct PartRange {
     bytes: usize,
 }
 
-/// All of `parts`, each given by file, start and bytes, in the order of files and starts, in groups of at most `bytes` bytes.
-fn stretches(parts: &[(usize, u64, usize)], bytes: usize) -> Vec<Vec<PartRange>> {
-    let mut order: Vec<usize> = (0..parts.len()).collect();
+/// All of `parts`, each given by file, start and bytes, in the order of files and starts.
+fn in_order(parts: &[(usize, u64, usize)]) -> VecDeque<PartRange> {
+    let mut order: Vec<usize> = (0..parts.len()).filter(|part| parts[*part].2 > 0).collect();
     order.sort_by_key(|part| parts[*part]);
-    let (mut all, mut left) = (vec![Vec::new()], bytes);
-    for part in order {
-        let (_, _, whole) = parts[part];
-        let mut skipped = 0;
-        while skipped < whole {
-            if left == 0 {
-                all.push(Vec::new());
-                left = bytes;
-            }
-            let len = (whole - skipped).min(left);
-            all.last_mut().expect("there is one").push(PartRange { part, skipped, bytes: len });
-            (skipped, left) = (skipped + len, left - len);
+    order.into_iter().map(|part| PartRange { part, skipped: 0, bytes: parts[part].2 }).collect()
+}
+
+/// Takes the first `bytes` bytes, or what there is.
+fn take(ranges: &mut VecDeque<PartRange>, bytes: usize) -> Vec<PartRange> {
+    let (mut taken, mut left) = (Vec::new(), bytes);
+    while left > 0
+        && let Some(range) = ranges.pop_front()
+    {
+        let PartRange { part, skipped, bytes } = range;
+        if bytes > left {
+            ranges.push_front(PartRange { part, skipped: skipped + left, bytes: bytes - left });
+            taken.push(PartRange { part, skipped, bytes: left });
+            break;
         }
+        taken.push(range);
+        left -= bytes;
     }
-    all
+    taken
+}
+
+/// How many bytes come after so many that took `time`.
+fn next_stretch(bytes: usize, time: Duration) -> usize {
+    let next = bytes as f64 * STRETCH_TIME.as_secs_f64() / time.as_secs_f64().max(1e-9);
+    // The first ones have a page cache that the next may not have.
+    (next as usize).clamp(STRETCH_MIN, STRETCH_MAX).min(4 * bytes)
 }
 
 /// A range of a file, which is read at once.
@@ -328,11 +350,18 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_has_its_bytes_at_most_and_together_they_have_all() {
-        let made = stretches(&[(1, 7, 3), (0, 100, 25), (1, 0, 0)], 10);
+    fn stretches_together_have_all_and_take_a_second_each() {
+        let mut left = in_order(&[(1, 7, 3), (0, 100, 25), (1, 0, 0)]);
         let range = |part, skipped, bytes| PartRange { part, skipped, bytes };
-        assert_eq!(made, [vec![range(1, 0, 10)], vec![range(1, 10, 10)], vec![range(1, 20, 5), range(0, 0, 3)]]);
-        assert_eq!(stretches(&[], 10), [vec![]], "the options are looked at also if nothing is loaded");
+        assert_eq!(take(&mut left, 10), [range(1, 0, 10)]);
+        assert_eq!(take(&mut left, 15), [range(1, 10, 15)]);
+        assert_eq!(take(&mut left, 10), [range(0, 0, 3)]);
+        assert!(left.is_empty() && take(&mut left, 10).is_empty());
+        let next = |bytes, ms| next_stretch(bytes, Duration::from_millis(ms));
+        assert_eq!(next(1 << 30, 500), 2 << 30);
+        assert_eq!(next(64 << 20, 1), 256 << 20, "no more than four times as much");
+        assert_eq!(next(1 << 30, 60_000), STRETCH_MIN);
+        assert_eq!(next(STRETCH_MAX, 1), STRETCH_MAX);
     }
 
     #[test]

@@ -154,7 +154,8 @@ impl StreamCopier {
     ///
     /// # Errors
     /// `ErrorKind::Device` for addresses of which not exactly one is this GPU's, streams that are being captured, and copies that fail
-    /// or take longer than the patience.
+    /// or take longer than the patience. Of what was given up, the GPU has ended what it had begun when this returns; if it does not within ten
+    /// minutes, the process is ended.
     pub fn copy(&self, copy: RawCopy) -> Result<Option<CopyReport>, Error> {
         let (begun, bytes) = (Instant::now(), Bytes(copy.bytes() as u64));
         let made = self.ordered.copy_now(copy, self.patience, |LentEnds { device, host }| {
