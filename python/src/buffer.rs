@@ -3,11 +3,11 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
 
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
 /// Shape, strides and format, for reading.
 const FLAGS: c_int = 0x10 | 0x8 | 0x4;
@@ -33,18 +33,19 @@ struct Functions {
     release: unsafe extern "C" fn(*mut View),
 }
 
-fn functions(py: Python<'_>) -> PyResult<&'static Functions> {
-    static FUNCTIONS: PyOnceLock<Functions> = PyOnceLock::new();
-    FUNCTIONS.get_or_try_init(py, || {
+fn functions() -> PyResult<&'static Functions> {
+    // Nothing gives up the interpreter's lock while it is made: a child that is forked then would wait for ever.
+    static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
+    let found = FUNCTIONS.get_or_init(|| {
         // SAFETY: names of functions, asked of what is loaded already.
         let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
         let (get, release) = (find(c"PyObject_GetBuffer"), find(c"PyBuffer_Release"));
         if get.is_null() || release.is_null() {
-            return Err(PyBufferError::new_err("this interpreter has no buffer protocol"));
+            return None;
         }
         // SAFETY: these functions have these types in all versions of Python 3.
         unsafe {
-            Ok(Functions {
+            Some(Functions {
                 get: std::mem::transmute::<
                     *mut c_void,
                     unsafe extern "C" fn(*mut ffi::PyObject, *mut View, c_int) -> c_int,
@@ -52,7 +53,8 @@ fn functions(py: Python<'_>) -> PyResult<&'static Functions> {
                 release: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut View)>(release),
             })
         }
-    })
+    });
+    found.as_ref().ok_or_else(|| PyBufferError::new_err("this interpreter has no buffer protocol"))
 }
 
 /// A view of an object's memory, which stays where it is until this is dropped.
@@ -70,7 +72,7 @@ impl Buffer {
     /// The memory of `object`; `None` if it does not have the protocol.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let py = object.py();
-        let functions = functions(py)?;
+        let functions = functions()?;
         // SAFETY: every field is a number or a pointer that may be null.
         let mut view: Box<View> = Box::new(unsafe { std::mem::zeroed() });
         // SAFETY: an object, and a place for the result, which does not move.

@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::mem::forget;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use headway::copy::{
@@ -12,18 +12,24 @@ use headway::copy::{
 };
 use headway::explain::{Exclusion, Question};
 use headway::units::{Bytes, Nanos};
+use pyo3::inspect::PyStaticExpr;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::type_hint_union;
+use pyo3::types::{PyDict, PyString};
 
 use crate::arrays::{Array, Keeper, Place, Role, check_pair, stream_handle};
-use crate::errors::{Subject, is_timeout, json, options_error, raised};
+use crate::callbacks;
+use crate::errors::{self, Subject, is_timeout, json, options_error, raised};
+use crate::sync::lock;
 use crate::visits::{self, Visit};
 
 /// How often a copy that waits lets Python's signals be looked at and waits again: the library gives up after 10 s each.
 const WAITS: u32 = 6;
 /// Between two looks at Python's signals: long enough for the library to ask the driver for errors meanwhile.
 const LOOK: Duration = Duration::from_millis(150);
-/// What the end of the interpreter waits for copies that are under way.
+/// What a copy waits for a place among those under way.
+const PLACE_MAX: Duration = Duration::from_secs(10);
+/// What the end of the interpreter waits for copies and threads that are under way.
 const EXIT_MAX: Duration = Duration::from_secs(10);
 /// Pages that are looked at to tell whether most of an array were never touched.
 const SAMPLES: usize = 8;
@@ -38,10 +44,10 @@ static OPENING: Mutex<()> = Mutex::new(());
 static UNDER_WAY: Mutex<Vec<Arc<Queued>>> = Mutex::new(Vec::new());
 /// How often this process, or one that it comes from, was forked while it had this module.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// Threads that are opening a copier.
+static OPENINGS: AtomicU32 = AtomicU32::new(0);
+/// Whether this process was forked meanwhile: locks of the library and the driver may be held for ever.
+static FORKED_IN_OPENING: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn failed(py: Python<'_>, error: &headway::Error) -> PyErr {
     raised(py, Subject::Other, error)
@@ -49,6 +55,10 @@ pub(crate) fn failed(py: Python<'_>, error: &headway::Error) -> PyErr {
 
 /// The copier of GPU number `gpu`; `None` = any that is open, else that of the current context.
 pub(crate) fn copier(py: Python<'_>, gpu: Option<u32>) -> PyResult<Arc<StreamCopier>> {
+    if FORKED_IN_OPENING.load(Ordering::Relaxed) {
+        let text = "this process was forked while another thread opened the GPU; start processes by `spawn`, or before the first copy";
+        return Err(options_error(py, text));
+    }
     let open = || {
         let copiers = COPIERS.read().unwrap_or_else(PoisonError::into_inner);
         copiers.iter().find(|copier| gpu.is_none_or(|gpu| copier.gpu().index() == gpu)).map(Arc::clone)
@@ -56,6 +66,7 @@ pub(crate) fn copier(py: Python<'_>, gpu: Option<u32>) -> PyResult<Arc<StreamCop
     if let Some(copier) = open() {
         return Ok(copier);
     }
+    OPENINGS.fetch_add(1, Ordering::Relaxed);
     let opened = py.detach(|| {
         let _alone = lock(&OPENING);
         if let Some(copier) = open() {
@@ -66,6 +77,7 @@ pub(crate) fn copier(py: Python<'_>, gpu: Option<u32>) -> PyResult<Arc<StreamCop
         COPIERS.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&copier));
         Ok(copier)
     });
+    OPENINGS.fetch_sub(1, Ordering::Relaxed);
     opened.map_err(|error| failed(py, &error))
 }
 
@@ -83,13 +95,19 @@ struct Queued {
 impl Queued {
     /// Whether the copy has ended. Then its arrays are let go, for which the interpreter's lock is held.
     fn has_ended(&self, py: Python<'_>) -> PyResult<bool> {
+        let _visit = Visit::of_python(py);
+        let mut arrays = Vec::new();
+        self.ended(py, &mut arrays)
+    }
+
+    /// Whether the copy has ended. Then its arrays come to `arrays`: what they run when they go may copy, and finds this one's place free.
+    fn ended(&self, py: Python<'_>, arrays: &mut Vec<[Keeper; 2]>) -> PyResult<bool> {
         let Some(ticket) = self.ticket(py)? else { return Ok(true) };
         match ticket.is_done() {
             Ok(true) => {
                 self.took.get_or_init(|| nanoseconds(self.begun));
-                let over = lock(&self.ticket).take();
-                let keepers = lock(&self.keepers).take();
-                drop((over, keepers));
+                drop(lock(&self.ticket).take());
+                arrays.extend(lock(&self.keepers).take());
                 Ok(true)
             }
             Ok(false) => Ok(false),
@@ -122,12 +140,14 @@ fn sweep(py: Python<'_>) {
     if all.is_empty() {
         return;
     }
-    // What an array runs when it goes may copy: the lists are free then.
-    let is_over = |queued: &Arc<Queued>| queued.has_ended(py).unwrap_or(true);
-    let over: Vec<_> = all.into_iter().filter(is_over).collect();
+    let _visit = Visit::of_python(py);
+    let mut arrays = Vec::new();
+    let over: Vec<_> = all.into_iter().filter(|queued| queued.ended(py, &mut arrays).unwrap_or(true)).collect();
     if !over.is_empty() {
         lock(&UNDER_WAY).retain(|queued| !over.iter().any(|ended| Arc::ptr_eq(queued, ended)));
     }
+    // The lists are free, and the places of all that have ended.
+    drop(arrays);
 }
 
 /// A copy: whether it has ended, how it was made, and how long it took.
@@ -148,11 +168,8 @@ impl Drop for Ticket {
         let forked = queued.forks != FORKS.load(Ordering::Relaxed);
         let Some(ticket) = lock(&queued.ticket).clone().filter(|_| !forked) else { return };
         // A thread that cannot be started leaves the arrays to the next copy.
-        let _ = ticket.when_done(|_| {
-            if let Some(_visit) = Visit::begin() {
-                Python::try_attach(sweep);
-            }
-        });
+        let Some(Ok(sender)) = Python::try_attach(callbacks::sender) else { return };
+        let _ = ticket.when_done(move |_| drop(sender.send(Box::new(sweep))));
     }
 }
 
@@ -227,21 +244,16 @@ impl Ticket {
             None => None,
         };
         let Some(ticket) = ticket else { return then.call1(py, (py.None(),)).map(|_| true) };
+        let sender = callbacks::sender(py)?;
         let watched = ticket.when_done(move |result| {
-            let mut then = Some(then);
-            if let Some(_visit) = Visit::begin() {
-                Python::try_attach(|py| {
-                    sweep(py);
-                    let error = result.err().map(|error| failed(py, &error).into_value(py).into_any());
-                    if let Some(then) = then.take()
-                        && let Err(error) = then.call1(py, (error,))
-                    {
-                        error.write_unraisable(py, None);
-                    }
-                });
-            }
-            // Without an interpreter nobody can let it go.
-            forget(then);
+            let callback = move |py: Python<'_>| {
+                sweep(py);
+                let error = result.err().map(|error| failed(py, &error).into_value(py).into_any());
+                if let Err(error) = then.call1(py, (error,)) {
+                    error.write_unraisable(py, None);
+                }
+            };
+            drop(sender.send(Box::new(callback)));
         });
         watched.map(|()| true).map_err(|error| failed(py, &error))
     }
@@ -270,10 +282,22 @@ pub(crate) fn late(py: Python<'_>, what: &str, limit: Duration) -> PyErr {
 }
 
 /// How long to wait.
-#[derive(FromPyObject)]
 pub(crate) enum Timeout {
     Text(String),
     Seconds(f64),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Timeout {
+    type Error = PyErr;
+    const INPUT_TYPE: PyStaticExpr = type_hint_union!(String::INPUT_TYPE, f64::INPUT_TYPE);
+
+    /// By hand: what pyo3 derives asks for the interpreter anew, which fails late in its end.
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if given.is_instance_of::<PyString>() {
+            return Ok(Self::Text(given.extract()?));
+        }
+        Ok(Self::Seconds(given.extract()?))
+    }
 }
 
 impl Timeout {
@@ -369,6 +393,7 @@ pub(crate) fn copy(
     stream: Option<&Bound<'_, PyAny>>,
     bulk: bool,
 ) -> PyResult<Ticket> {
+    let _visit = Visit::of_python(py);
     let stream = stream.map(stream_handle).transpose()?;
     let ends = Ends::of(dst, src, stream)?;
     let bytes = ends.to.bytes;
@@ -391,6 +416,7 @@ fn at_once(py: Python<'_>, copier: &StreamCopier, ends: Ends) -> PyResult<Ticket
         let raw = ends.raw(bytes, stream);
         match py.detach(|| copier.copy(raw)) {
             Ok(made) => break made,
+            Err(error) if has_place_soon(py, &error, begun)? => {}
             Err(error) => {
                 let is_late = is_timeout(&error);
                 let again = if is_late && waits < WAITS { py.check_signals() } else { Err(failed(py, &error)) };
@@ -412,22 +438,22 @@ fn at_once(py: Python<'_>, copier: &StreamCopier, ends: Ends) -> PyResult<Ticket
 
 /// Queues the copy in `stream`.
 fn in_stream(py: Python<'_>, copier: &StreamCopier, ends: Ends, stream: usize, bulk: bool) -> PyResult<Ticket> {
-    let bytes = ends.to.bytes;
+    let (bytes, begun) = (ends.to.bytes, Instant::now());
     if let Some(other) = ends.on_gpu().stream.filter(|other| (*other).max(1) != stream.max(1)) {
         // What wrote or reads the array is in another stream: its work so far comes first.
-        py.detach(|| copier.copy(ends.raw(0, other))).map_err(|error| failed(py, &error))?;
+        while let Err(error) = py.detach(|| copier.copy(ends.raw(0, other))) {
+            if !has_place_soon(py, &error, begun)? {
+                return Err(failed(py, &error));
+            }
+        }
     }
-    let begun = Instant::now();
     let ticket = loop {
         sweep(py);
         let raw = ends.raw(bytes, stream);
         let raw = if bulk { raw.bulk() } else { raw };
         match py.detach(|| copier.copy_async(raw)) {
             Ok(ticket) => break ticket,
-            Err(error) if is_full(&error) && begun.elapsed() < EXIT_MAX => {
-                py.detach(|| std::thread::sleep(NAP));
-                py.check_signals()?;
-            }
+            Err(error) if has_place_soon(py, &error, begun)? => {}
             Err(error) => return Err(failed(py, &error)),
         }
     };
@@ -447,9 +473,16 @@ fn nanoseconds(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether so many copies are under way that no more may be.
-fn is_full(error: &headway::Error) -> bool {
-    matches!(error.failure(), headway::Failure::Copy(headway::copy::CopyError::Refused { .. }))
+/// Whether a copy, for which others left no place, may be tried again: one of them may have ended meanwhile.
+fn has_place_soon(py: Python<'_>, error: &headway::Error, begun: Instant) -> PyResult<bool> {
+    let is_full = matches!(error.failure(), headway::Failure::Copy(headway::copy::CopyError::Refused { .. }));
+    if !is_full || begun.elapsed() >= PLACE_MAX {
+        return Ok(false);
+    }
+    py.detach(|| std::thread::sleep(NAP));
+    py.check_signals()?;
+    sweep(py);
+    Ok(true)
 }
 
 /// How `copy` would make such a copy now: the method, its threads, and what that choice is based on. Then what all methods cost on
@@ -521,29 +554,44 @@ impl PinnedMemory {
 
 /// At the interpreter's end: waits for copies that are under way and threads that tell of them, and closes the copiers.
 #[pyfunction]
-pub(crate) fn finish_copies(py: Python<'_>) {
-    let start = Instant::now();
+pub(crate) fn finish_copies(py: Python<'_>) -> PyResult<()> {
+    errors::keep(py);
+    let (mut end, mut interrupted) = (Instant::now() + EXIT_MAX, Ok(()));
     let all = std::mem::take(&mut *lock(&UNDER_WAY));
     for queued in all {
-        let ticket = queued.ticket(py).ok().flatten();
-        if let Some(ticket) = ticket {
+        while let Some(ticket) = queued.ticket(py).ok().flatten() {
+            let left = end.saturating_duration_since(Instant::now());
             // An error is that of the look behind.
-            let _ = py.detach(|| ticket.wait(EXIT_MAX.saturating_sub(start.elapsed())));
+            let is_late = py.detach(|| ticket.wait(left.min(LOOK))).is_err_and(|error| is_timeout(&error));
+            if !is_late || left.is_zero() {
+                break;
+            }
+            if let Err(error) = py.check_signals() {
+                // Ctrl-C ends the wait for all.
+                (end, interrupted) = (Instant::now(), Err(error));
+            }
         }
         if !queued.has_ended(py).unwrap_or(false) {
             queued.leave();
         }
     }
-    let copiers = std::mem::take(&mut *COPIERS.write().unwrap_or_else(PoisonError::into_inner));
-    py.detach(|| drop(copiers));
-    visits::finish(py);
+    if !FORKED_IN_OPENING.load(Ordering::Relaxed) {
+        let copiers = std::mem::take(&mut *COPIERS.write().unwrap_or_else(PoisonError::into_inner));
+        py.detach(|| drop(copiers));
+    }
+    visits::finish(py, end);
+    interrupted
 }
 
 /// In a forked child: leaves what belongs to the parent as it is.
 #[pyfunction]
 pub(crate) fn leave_copies() {
     visits::forget_all();
+    callbacks::forget_thread();
     FORKS.fetch_add(1, Ordering::Relaxed);
+    if OPENINGS.load(Ordering::Relaxed) > 0 {
+        FORKED_IN_OPENING.store(true, Ordering::Relaxed);
+    }
     forget(std::mem::take(&mut *lock(&UNDER_WAY)));
     // Its threads are not here; what it is asked for is refused with a text that says why.
 }

@@ -3,12 +3,11 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 
 /// Kinds of devices. Memory of the first two is host memory.
@@ -191,12 +190,12 @@ impl Table {
     pub(crate) fn of(array: &Bound<'_, PyAny>) -> PyResult<Option<&'static Self>> {
         /// By the address of a type, which is kept.
         type Known = Mutex<HashMap<usize, (Py<PyType>, usize)>>;
-        static KNOWN: PyOnceLock<Known> = PyOnceLock::new();
+        // Nothing gives up the interpreter's lock while it is made: a child that is forked then would wait for ever.
+        static KNOWN: LazyLock<Known> = LazyLock::new(Known::default);
         /// Types that are remembered; of more of them each is asked again.
         const KNOWN_MAX: usize = 256;
-        let (py, kind) = (array.py(), array.get_type());
-        let known = KNOWN.get_or_init(py, Known::default);
-        let lock = || known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let kind = array.get_type();
+        let lock = || KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let address = kind.as_ptr().addr();
         let found = lock().get(&address).map(|(_, table)| *table);
         let found = match found {

@@ -1,6 +1,7 @@
 //! Headway's errors as exceptions of the Python package, with their facts as attributes.
 
 use std::io::ErrorKind;
+use std::sync::Mutex;
 
 use headway::copy::CopyError;
 use headway::flow::{FlowError, FlowRefused};
@@ -8,6 +9,8 @@ use headway::{Diagnosis, Failure};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+
+use crate::sync::lock;
 
 /// The Python module that chooses the class of an exception by its kind.
 const MODULE: &str = "headway._errors";
@@ -170,8 +173,27 @@ impl Facts {
             facts.set_item("width", place.width)?;
             facts.set_item("source_line", &place.source_line)?;
         }
-        Ok(PyErr::from_value(py.import(MODULE)?.getattr("exception")?.call((), Some(&facts))?))
+        Ok(PyErr::from_value(maker(py)?.call((), Some(&facts))?))
     }
+}
+
+/// Python's part of [`Facts::exception`].
+static MAKER: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
+
+fn maker(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    if let Some(kept) = &*lock(&MAKER) {
+        return Ok(kept.bind(py).clone());
+    }
+    // Python runs without the lock.
+    let found = py.import(MODULE)?.getattr("exception")?;
+    lock(&MAKER).get_or_insert_with(|| found.clone().unbind());
+    Ok(found)
+}
+
+/// Keeps what makes exceptions: late in its end the interpreter imports nothing.
+pub(crate) fn keep(py: Python<'_>) {
+    // Without it each exception is that of the import.
+    let _ = maker(py);
 }
 
 /// `value` as JSON.

@@ -13,8 +13,10 @@ use pyo3::prelude::*;
 
 use crate::Machine;
 use crate::arrays::{Keeper, stream_handle};
-use crate::copies::{Ends, Timeout, copier, failed, late, lock};
+use crate::copies::{Ends, Timeout, copier, failed, late};
 use crate::errors::{ArrayFacts, array_error, is_timeout, options_error};
+use crate::sync::lock;
+use crate::visits::Visit;
 
 /// Between two looks at Python's signals.
 const LOOK: Duration = Duration::from_millis(150);
@@ -37,9 +39,12 @@ struct Submitted {
 }
 
 /// Lets go of the arrays of copies that have ended; the interpreter's lock is held.
-fn sweep() {
+fn sweep(py: Python<'_>) {
+    let _visit = Visit::of_python(py);
     let over: Vec<_> = lock(&UNDER_WAY).extract_if(.., |submitted| submitted.ticket.is_done()).collect();
-    over.iter().for_each(|submitted| drop(lock(&submitted.keepers).take()));
+    let arrays: Vec<_> = over.iter().filter_map(|submitted| lock(&submitted.keepers).take()).collect();
+    // No lock is held: what they run when they go may copy.
+    drop(arrays);
 }
 
 /// A flow with the arrays that its copies move where none are given.
@@ -122,6 +127,7 @@ pub(crate) fn open_flow(
     broker: Option<PathBuf>,
 ) -> PyResult<NativeFlow> {
     let on_miss = miss_policy(py, on_miss)?;
+    let _visit = Visit::of_python(py);
     let ends = Ends::of(dst, src, None)?;
     let copier = ends.copier(py)?;
     check_pinned(py, &ends, &copier, name)?;
@@ -242,24 +248,24 @@ impl NativeFlow {
         let mut raised = None;
         let made = py.detach(|| {
             flow.copy_unless(copy, &mut || {
-                Python::attach(|py| {
+                // Late in its end the interpreter lets nobody in.
+                let asked = Python::try_attach(|py| {
                     raised = raised.take().or_else(|| py.check_signals().err());
                     raised.is_some()
-                })
+                });
+                asked.unwrap_or(true)
             })
         });
-        if let Some(error) = raised {
-            return Err(error);
+        let _visit = Visit::of_python(py);
+        if made.as_ref().is_err_and(is_timeout) {
+            // What was queued may still use the arrays.
+            forget(ends);
+        } else {
+            drop(ends);
         }
-        match made {
-            Ok(report) => Ok(FlowReport(report)),
-            Err(error) => {
-                if is_timeout(&error) {
-                    // What was queued may still use the arrays.
-                    forget(ends);
-                }
-                Err(failed(py, &error))
-            }
+        match raised {
+            Some(error) => Err(error),
+            None => made.map(FlowReport).map_err(|error| failed(py, &error)),
         }
     }
 
@@ -271,7 +277,8 @@ impl NativeFlow {
         src: Option<&Bound<'_, PyAny>>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<NativeFlowTicket> {
-        sweep();
+        let _visit = Visit::of_python(py);
+        sweep(py);
         let flow = self.flow(py)?;
         let (ends, stream) = self.ends(py, dst, src, stream)?;
         let copy = FlowCopy::Addresses(ends.raw(ends.bytes(), stream));
@@ -290,7 +297,7 @@ impl NativeFlow {
                 flow.finish();
             }
         });
-        sweep();
+        sweep(py);
     }
 }
 
@@ -307,6 +314,7 @@ impl NativeFlow {
         src: Option<&Bound<'_, PyAny>>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(Ends, usize)> {
+        let _visit = Visit::of_python(py);
         let stream = stream.map(stream_handle).transpose()?;
         let ends =
             Ends::of(dst.unwrap_or_else(|| self.dst.bind(py)), src.unwrap_or_else(|| self.src.bind(py)), stream)?;
@@ -327,10 +335,10 @@ pub(crate) struct NativeFlowTicket(Arc<Submitted>);
 impl NativeFlowTicket {
     /// Whether the copy has ended.
     #[getter]
-    fn done(&self) -> bool {
+    fn done(&self, py: Python<'_>) -> bool {
         let is_done = self.0.ticket.is_done();
         if is_done {
-            sweep();
+            sweep(py);
         }
         is_done
     }
@@ -344,13 +352,13 @@ impl NativeFlowTicket {
             let left = timeout.map_or(LOOK, |limit| limit.saturating_sub(start.elapsed()));
             match py.detach(|| self.0.ticket.wait(left.min(LOOK))) {
                 Ok(report) => {
-                    sweep();
+                    sweep(py);
                     return Ok(FlowReport(report));
                 }
                 Err(error) => {
                     // Any other error is the copy's, which may have ended since the wait did.
                     let Failure::Flow(FlowError::Late { flow, .. }) = error.failure() else {
-                        sweep();
+                        sweep(py);
                         return Err(failed(py, &error));
                     };
                     if let Some(limit) = timeout.filter(|limit| start.elapsed() >= *limit) {

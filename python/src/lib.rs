@@ -5,12 +5,14 @@
 
 mod arrays;
 mod buffer;
+mod callbacks;
 mod copies;
 mod dlpack;
 mod errors;
 mod flows;
 mod guest;
 mod loading;
+mod sync;
 mod visits;
 mod wait;
 
@@ -213,6 +215,7 @@ mod _native {
     #[pymodule_init]
     fn init() -> PyResult<()> {
         Python::attach(|py| {
+            visits::check_interpreter(py)?;
             let logger = pyo3_log::Logger::new(py, pyo3_log::Caching::Loggers)?.filter(log::LevelFilter::Debug);
             // Python's part logs what each copy did. It needs no lock to ask whether anybody listens.
             let logger = logger.filter_target("headway::copy".to_owned(), log::LevelFilter::Info);

@@ -11,8 +11,9 @@ use headway::units::Bytes;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
-use crate::copies::{copier, failed, lock};
+use crate::copies::{copier, failed};
 use crate::errors::{file_error, options_error};
+use crate::sync::lock;
 
 /// Parts of files that are read into one GPU's memory, once.
 #[pyclass(frozen, module = "headway._native")]

@@ -1,34 +1,63 @@
-//! Visits of the library's own threads to the interpreter. Python before 3.14 ends a thread that comes back to it while it finalizes, which
-//! aborts a process whose thread has frames of Rust.
+//! Visits of threads to the interpreter. Python before 3.14 ends a thread that comes back to it while it finalizes, which aborts a process whose
+//! thread has frames of Rust. So the end waits for visits.
+#![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use log::{Log, Metadata, Record};
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi::{PyInterpreterState_Get, PyInterpreterState_GetID};
 use pyo3::prelude::*;
 
-/// What the interpreter's end waits for visits that have begun.
-const WAIT_MAX: Duration = Duration::from_secs(10);
 const NAP: Duration = Duration::from_millis(1);
+const FOR_EVER: Duration = Duration::from_secs(3_600);
 
 static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
 static OVER: AtomicBool = AtomicBool::new(false);
+/// The thread that ends the interpreter; 0 = it does not end.
+static ENDED_BY: AtomicI32 = AtomicI32::new(0);
 
-/// Held by a thread of the library's while it may be in the interpreter.
+thread_local! {
+    /// Visits of this thread, one within the other.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Held by a thread while it may be in the interpreter below frames of Rust.
 pub(crate) struct Visit(());
 
 impl Visit {
-    /// `None` once the interpreter ends.
+    /// For a thread of the library's; `None` once the interpreter ends.
     pub(crate) fn begin() -> Option<Self> {
+        let visit = Self::counted();
+        (!are_over() || DEPTH.get() > 1).then_some(visit)
+    }
+
+    /// For a thread of Python's. Once the interpreter ends, a daemon thread goes no further.
+    pub(crate) fn of_python(py: Python<'_>) -> Self {
+        loop {
+            // The thread that ends it copies to the end.
+            let visit =
+                Self::begin().or_else(|| (ENDED_BY.load(Ordering::SeqCst) == this_thread()).then(Self::counted));
+            if let Some(visit) = visit {
+                return visit;
+            }
+            py.detach(|| sleep(FOR_EVER));
+        }
+    }
+
+    fn counted() -> Self {
         UNDER_WAY.fetch_add(1, Ordering::SeqCst);
-        let visit = Self(());
-        (!OVER.load(Ordering::SeqCst)).then_some(visit)
+        DEPTH.set(DEPTH.get() + 1);
+        Self(())
     }
 }
 
 impl Drop for Visit {
     fn drop(&mut self) {
+        DEPTH.set(DEPTH.get().saturating_sub(1));
         // A child that was forked during the visit counts none.
         let _ = UNDER_WAY.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |visits| visits.checked_sub(1));
     }
@@ -39,11 +68,11 @@ pub(crate) fn are_over() -> bool {
     OVER.load(Ordering::SeqCst)
 }
 
-/// Lets no visit begin any more, and waits for those under way.
-pub(crate) fn finish(py: Python<'_>) {
+/// Lets no visit begin any more, and waits until `end` for those under way.
+pub(crate) fn finish(py: Python<'_>, end: Instant) {
+    ENDED_BY.store(this_thread(), Ordering::SeqCst);
     OVER.store(true, Ordering::SeqCst);
-    let start = Instant::now();
-    while UNDER_WAY.load(Ordering::SeqCst) > 0 && start.elapsed() < WAIT_MAX {
+    while UNDER_WAY.load(Ordering::SeqCst) > 0 && Instant::now() < end {
         py.detach(|| sleep(NAP));
     }
 }
@@ -51,6 +80,22 @@ pub(crate) fn finish(py: Python<'_>) {
 /// In a forked child, where no other thread is.
 pub(crate) fn forget_all() {
     UNDER_WAY.store(0, Ordering::SeqCst);
+}
+
+fn this_thread() -> libc::pid_t {
+    // SAFETY: it takes nothing and returns a number.
+    unsafe { libc::gettid() }
+}
+
+/// An error in an interpreter beside the first: each ends by itself, and threads know only one.
+pub(crate) fn check_interpreter(_py: Python<'_>) -> PyResult<()> {
+    // SAFETY: the calling thread has the interpreter's lock.
+    if unsafe { PyInterpreterState_GetID(PyInterpreterState_Get()) } == 0 {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(
+        "`headway` cannot be used in a subinterpreter; use it in the first interpreter of the process",
+    ))
 }
 
 /// Python's logging, for threads that may outlive the interpreter.

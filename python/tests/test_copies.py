@@ -608,6 +608,145 @@ begun.wait()
     assert run(library, code) == "ends\ntold\n"
 
 
+def test_a_program_may_end_while_daemon_threads_ask_for_arrays(library: Path) -> None:
+    code = """
+import threading, time
+class Slow:
+    # Runs Python, as the protocols of packages do.
+    def __init__(self):
+        self.array = Array(driver, (1 << 12,), np.uint8, protocol="interface")
+    @property
+    def __cuda_array_interface__(self):
+        asked.set()
+        time.sleep(0.01)
+        return self.array.__cuda_array_interface__
+class Kept(bytearray):
+    def __del__(self):
+        time.sleep(0.01)
+def work(stream):
+    gpu = Slow()
+    while True:
+        ticket = hw.copy(gpu, Kept(1 << 12), stream=stream)
+        ticket.wait()
+asked, stream = threading.Event(), driver.stream()
+for own in [None, None, stream, stream]:
+    threading.Thread(target=work, args=(own,), daemon=True).start()
+asked.wait()
+time.sleep(0.05)
+print("ends")
+"""
+    assert run(library, code) == "ends\n"
+
+
+def test_arrays_that_copy_when_they_go_find_the_places_of_copies_that_have_ended(library: Path) -> None:
+    code = """
+import time, weakref
+class Going(np.ndarray):
+    pass
+def gone(reference):
+    hw.copy(gpu, bytes(1000), stream=stream)
+    told.append(time.monotonic())
+gpu, stream, told, references = Array(driver, (1000,), np.uint8), driver.stream(), [], []
+with driver.held():
+    for _ in range(256):
+        array = np.zeros(1000, np.uint8).view(Going)
+        references.append(weakref.ref(array, gone))
+        hw.copy(gpu, array, stream=stream)
+        del array
+end = time.monotonic() + 200
+while len(told) < 256 and time.monotonic() < end:
+    time.sleep(0.01)
+print(len(told))
+"""
+    assert run(library, code) == "256\n"
+
+
+def test_every_copy_waits_for_a_place_among_those_under_way(library: Path) -> None:
+    code = """
+import threading
+gpu, stream, other = Array(driver, (1000,), np.uint8), driver.stream(), driver.stream()
+driver._library.headway_fake_hold(1)
+tickets = [hw.copy(gpu, bytes(1000), stream=stream) for _ in range(256)]
+threading.Timer(0.3, driver._library.headway_fake_hold, [0]).start()
+hw.copy(gpu, bytes(1000))
+print("copied")
+"""
+    assert run(library, code) == "copied\n"
+
+
+def test_a_child_that_was_forked_while_a_gpu_was_opened_waits_for_nobody(library: Path) -> None:
+    code = """
+import os, signal, threading
+gpu = Array(driver, (1000,), np.uint8)
+thread = threading.Thread(target=hw.copy, args=(gpu, bytes(1000)))
+thread.start()
+if os.fork() == 0:
+    signal.alarm(60)
+    try:
+        hw.copy(gpu, bytes(1000))
+    except hw.HeadwayError:
+        pass
+    os._exit(0)
+print(os.wait()[1])
+thread.join()
+"""
+    assert run(library, code) == "0\n"
+
+
+def test_errors_are_the_same_late_in_the_end_of_the_interpreter(library: Path) -> None:
+    code = """
+import os
+class Owner:
+    def __init__(self):
+        self.ticket = hw.copy(Array(driver, (1000,), np.uint8), bytes(1000), stream=driver.stream())
+        self.ticket.wait()
+    def __del__(self, copy=hw.copy, write=os.write):
+        self.ticket.wait(5)
+        self.ticket.wait("5 s")
+        try:
+            copy(b"123", b"123")
+        except Exception as error:
+            write(1, type(error).__name__.encode())
+import builtins
+builtins.owner = Owner()
+"""
+    assert run(library, code) == "ArrayError"
+
+
+def test_a_wait_at_the_end_can_be_interrupted(library: Path) -> None:
+    code = """
+import atexit, os, signal, threading
+atexit.register(lambda: print("others end, too"))
+driver._library.headway_fake_hold(1)
+ticket = hw.copy(Array(driver, (1000,), np.uint8), bytes(1000), stream=driver.stream())
+# In the order in which they are registered, the last one first.
+def interrupted():
+    try:
+        hw._native.finish_copies()
+    except KeyboardInterrupt:
+        print("interrupted")
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+interrupted()
+driver._library.headway_fake_hold(0)
+"""
+    assert run(library, code) == "interrupted\nothers end, too\n"
+
+
+def test_a_subinterpreter_is_refused(library: Path) -> None:
+    interpreters = pytest.importorskip("_xxsubinterpreters")
+    del interpreters
+    code = """
+import _xxsubinterpreters as interpreters
+own = interpreters.create()
+try:
+    interpreters.run_string(own, "import headway")
+except interpreters.RunFailedError as error:
+    print("subinterpreter" in str(error))
+"""
+    assert run(library, code) == "True\n"
+
+
 def test_a_copy_is_awaited_also_behind_the_end_of_copies(library: Path) -> None:
     code = """
 import asyncio

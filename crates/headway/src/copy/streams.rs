@@ -355,9 +355,10 @@ impl Watched {
             } else {
                 nap = NAP_MIN;
             }
-            for (ticket, then) in over {
-                let result = ticket.is_done().map(drop).map_err(invalid);
-                drop(ticket);
+            // Whoever is called may copy: the places of all that have ended are free.
+            let over: Vec<_> =
+                over.into_iter().map(|(it, then)| (it.is_done().map(drop).map_err(invalid), then)).collect();
+            for (result, then) in over {
                 // The panic hook has reported it; the other copies are to be told of all the same.
                 let _ = catch_unwind(AssertUnwindSafe(|| then(result)));
             }
