@@ -203,7 +203,7 @@ class Ticket:
     def _when_done(self, /, then: Any) -> bool:
         """
         Calls `then` on a thread of the library's when the copy has ended: with nothing, or with the exception. `False` = nobody will, since the
-        interpreter ends.
+        interpreter ends, or that thread is the caller.
         """
     @property
     def done(self, /) -> bool:

@@ -1,5 +1,6 @@
 //! The thread that runs Python when copies have ended. What it runs may wait for other copies, so it is none that the library needs for them.
 
+use std::cell::Cell;
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -10,6 +11,15 @@ use pyo3::prelude::*;
 
 use crate::sync::lock;
 use crate::visits::Visit;
+
+thread_local! {
+    static IS_HERE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is that one.
+pub(crate) fn is_here() -> bool {
+    IS_HERE.get()
+}
 
 pub(crate) type Callback = Box<dyn FnOnce(Python<'_>) + Send>;
 
@@ -33,6 +43,7 @@ pub(crate) fn forget_thread() {
 }
 
 fn run_all(callbacks: Receiver<Callback>) {
+    IS_HERE.set(true);
     for callback in callbacks {
         let mut callback = Some(callback);
         if let Some(_visit) = Visit::begin() {

@@ -66,7 +66,7 @@ pub(crate) fn copier(py: Python<'_>, gpu: Option<u32>) -> PyResult<Arc<StreamCop
     if let Some(copier) = open() {
         return Ok(copier);
     }
-    OPENINGS.fetch_add(1, Ordering::Relaxed);
+    let opening = Opening::begin();
     let opened = py.detach(|| {
         let _alone = lock(&OPENING);
         if let Some(copier) = open() {
@@ -77,8 +77,24 @@ pub(crate) fn copier(py: Python<'_>, gpu: Option<u32>) -> PyResult<Arc<StreamCop
         COPIERS.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&copier));
         Ok(copier)
     });
-    OPENINGS.fetch_sub(1, Ordering::Relaxed);
+    drop(opening);
     opened.map_err(|error| failed(py, &error))
+}
+
+/// Held while a copier is opened, and until the interpreter's lock is there again.
+struct Opening(());
+
+impl Opening {
+    fn begin() -> Self {
+        OPENINGS.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        OPENINGS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A copy whose end the GPU or a thread will tell.
@@ -234,9 +250,9 @@ impl Ticket {
     }
 
     /// Calls `then` on a thread of the library's when the copy has ended: with nothing, or with the exception. `False` = nobody will, since the
-    /// interpreter ends.
+    /// interpreter ends, or that thread is the caller.
     fn _when_done(&self, py: Python<'_>, then: Py<PyAny>) -> PyResult<bool> {
-        if visits::are_over() {
+        if visits::are_over() || callbacks::is_here() {
             return Ok(false);
         }
         let ticket = match &self.queued {
@@ -247,11 +263,11 @@ impl Ticket {
         let sender = callbacks::sender(py)?;
         let watched = ticket.when_done(move |result| {
             let callback = move |py: Python<'_>| {
-                sweep(py);
                 let error = result.err().map(|error| failed(py, &error).into_value(py).into_any());
                 if let Err(error) = then.call1(py, (error,)) {
                     error.write_unraisable(py, None);
                 }
+                sweep(py);
             };
             drop(sender.send(Box::new(callback)));
         });
@@ -475,7 +491,10 @@ fn nanoseconds(since: Instant) -> u64 {
 
 /// Whether a copy, for which others left no place, may be tried again: one of them may have ended meanwhile.
 fn has_place_soon(py: Python<'_>, error: &headway::Error, begun: Instant) -> PyResult<bool> {
-    let is_full = matches!(error.failure(), headway::Failure::Copy(headway::copy::CopyError::Refused { .. }));
+    let is_full = match error.failure() {
+        headway::Failure::Copy(headway::copy::CopyError::Refused { limit, .. }) => *limit == "copies under way",
+        _ => false,
+    };
     if !is_full || begun.elapsed() >= PLACE_MAX {
         return Ok(false);
     }
@@ -579,8 +598,8 @@ pub(crate) fn finish_copies(py: Python<'_>) -> PyResult<()> {
         let copiers = std::mem::take(&mut *COPIERS.write().unwrap_or_else(PoisonError::into_inner));
         py.detach(|| drop(copiers));
     }
-    visits::finish(py, end);
-    interrupted
+    let finished = visits::finish(py, end);
+    interrupted.and(finished)
 }
 
 /// In a forked child: leaves what belongs to the parent as it is.

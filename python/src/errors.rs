@@ -177,23 +177,20 @@ impl Facts {
     }
 }
 
-/// Python's part of [`Facts::exception`].
+/// Python's part of [`Facts::exception`], for when nothing can be imported any more.
 static MAKER: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
 
 fn maker(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-    if let Some(kept) = &*lock(&MAKER) {
-        return Ok(kept.bind(py).clone());
-    }
-    // Python runs without the lock.
-    let found = py.import(MODULE)?.getattr("exception")?;
-    lock(&MAKER).get_or_insert_with(|| found.clone().unbind());
-    Ok(found)
+    let found = py.import(MODULE).and_then(|module| module.getattr("exception"));
+    found.or_else(|error| lock(&MAKER).as_ref().map(|kept| kept.bind(py).clone()).ok_or(error))
 }
 
 /// Keeps what makes exceptions: late in its end the interpreter imports nothing.
 pub(crate) fn keep(py: Python<'_>) {
     // Without it each exception is that of the import.
-    let _ = maker(py);
+    let found = maker(py).ok().map(Bound::unbind);
+    let before = std::mem::replace(&mut *lock(&MAKER), found);
+    drop(before);
 }
 
 /// `value` as JSON.

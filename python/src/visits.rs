@@ -13,7 +13,9 @@ use pyo3::ffi::{PyInterpreterState_Get, PyInterpreterState_GetID};
 use pyo3::prelude::*;
 
 const NAP: Duration = Duration::from_millis(1);
-const FOR_EVER: Duration = Duration::from_secs(3_600);
+const PAUSE: Duration = Duration::from_millis(100);
+/// What the interpreter's end waits for visits at least, unless it is interrupted.
+const WAIT_MIN: Duration = Duration::from_secs(1);
 
 static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
 static OVER: AtomicBool = AtomicBool::new(false);
@@ -35,17 +37,15 @@ impl Visit {
         (!are_over() || DEPTH.get() > 1).then_some(visit)
     }
 
-    /// For a thread of Python's. Once the interpreter ends, a daemon thread goes no further.
+    /// For a thread of Python's. Once the interpreter ends, a thread that does not end it is likely to be met by that within [`PAUSE`], where it
+    /// may be; else others wait for it.
     pub(crate) fn of_python(py: Python<'_>) -> Self {
-        loop {
-            // The thread that ends it copies to the end.
-            let visit =
-                Self::begin().or_else(|| (ENDED_BY.load(Ordering::SeqCst) == this_thread()).then(Self::counted));
-            if let Some(visit) = visit {
-                return visit;
+        Self::begin().unwrap_or_else(|| {
+            if ENDED_BY.load(Ordering::SeqCst) != this_thread() {
+                py.detach(|| sleep(PAUSE));
             }
-            py.detach(|| sleep(FOR_EVER));
-        }
+            Self::counted()
+        })
     }
 
     fn counted() -> Self {
@@ -68,18 +68,24 @@ pub(crate) fn are_over() -> bool {
     OVER.load(Ordering::SeqCst)
 }
 
-/// Lets no visit begin any more, and waits until `end` for those under way.
-pub(crate) fn finish(py: Python<'_>, end: Instant) {
+/// Lets no visit begin any more, and waits until `end` for those under way, but for a second at least.
+pub(crate) fn finish(py: Python<'_>, end: Instant) -> PyResult<()> {
     ENDED_BY.store(this_thread(), Ordering::SeqCst);
     OVER.store(true, Ordering::SeqCst);
+    let end = end.max(Instant::now() + WAIT_MIN);
     while UNDER_WAY.load(Ordering::SeqCst) > 0 && Instant::now() < end {
         py.detach(|| sleep(NAP));
+        py.check_signals()?;
     }
+    Ok(())
 }
 
 /// In a forked child, where no other thread is.
 pub(crate) fn forget_all() {
     UNDER_WAY.store(0, Ordering::SeqCst);
+    if are_over() {
+        ENDED_BY.store(this_thread(), Ordering::SeqCst);
+    }
 }
 
 fn this_thread() -> libc::pid_t {

@@ -747,6 +747,51 @@ except interpreters.RunFailedError as error:
     assert run(library, code) == "True\n"
 
 
+def test_threads_and_children_copy_also_behind_the_end_of_copies(library: Path) -> None:
+    code = """
+import os, signal, threading
+gpu, stream = Array(driver, (1000,), np.uint8), driver.stream()
+ended, lock = threading.Event(), threading.Lock()
+def work():
+    # As a thread that others wait for, and that has a lock that they need.
+    ended.wait()
+    with lock:
+        hw.copy(gpu, bytes(1000))
+        print(hw.copy(gpu, bytes(1000), stream=stream).wait())
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+hw._native.finish_copies()
+ended.set()
+thread.join()
+with lock:
+    if os.fork() == 0:
+        signal.alarm(60)
+        try:
+            hw.copy(b"1", b"1")
+        except hw.ArrayError:
+            os._exit(0)
+    print(os.wait()[1])
+"""
+    assert run(library, code) == "None\n0\n"
+
+
+def test_an_array_that_awaits_a_copy_when_it_goes_ends(library: Path) -> None:
+    code = """
+import asyncio, threading
+class Going(bytearray):
+    def __del__(self):
+        async def wait():
+            return await hw.copy(gpu, bytes(1000), stream=stream)
+        told.append(asyncio.run(wait()).done)
+        gone.set()
+gpu, stream, told, gone = Array(driver, (1000,), np.uint8), driver.stream(), [], threading.Event()
+with driver.held():
+    hw.copy(gpu, Going(1000), stream=stream)
+print(gone.wait(60), told)
+"""
+    assert run(library, code) == "True [True]\n"
+
+
 def test_a_copy_is_awaited_also_behind_the_end_of_copies(library: Path) -> None:
     code = """
 import asyncio
