@@ -13,7 +13,8 @@ use pyo3::ffi::{PyInterpreterState_Get, PyInterpreterState_GetID};
 use pyo3::prelude::*;
 
 const NAP: Duration = Duration::from_millis(1);
-const PAUSE: Duration = Duration::from_millis(100);
+/// How long a thread pauses before its first visit behind the end, and before each further one.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(100)];
 /// What the interpreter's end waits for visits at least, unless it is interrupted.
 const WAIT_MIN: Duration = Duration::from_secs(1);
 
@@ -25,6 +26,7 @@ static ENDED_BY: AtomicI32 = AtomicI32::new(0);
 thread_local! {
     /// Visits of this thread, one within the other.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static HAS_PAUSED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Held by a thread while it may be in the interpreter below frames of Rust.
@@ -37,12 +39,12 @@ impl Visit {
         (!are_over() || DEPTH.get() > 1).then_some(visit)
     }
 
-    /// For a thread of Python's. Once the interpreter ends, a thread that does not end it is likely to be met by that within [`PAUSE`], where it
-    /// may be; else others wait for it.
+    /// For a thread of Python's. Once the interpreter ends, a thread that does not end it pauses where the end may meet it. If the end does not come,
+    /// others wait for this thread.
     pub(crate) fn of_python(py: Python<'_>) -> Self {
         Self::begin().unwrap_or_else(|| {
             if ENDED_BY.load(Ordering::SeqCst) != this_thread() {
-                py.detach(|| sleep(PAUSE));
+                py.detach(|| sleep(PAUSES[usize::from(HAS_PAUSED.replace(true))]));
             }
             Self::counted()
         })
