@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 import unicodedata
@@ -14,14 +13,11 @@ from typing import TYPE_CHECKING, cast
 from headway import _native
 from headway._errors import OptionError
 from headway._native import FlowReport
+from headway._tickets import until_done
 from headway._units import Size, Time, nanoseconds, nbytes
 
 if TYPE_CHECKING:
     from headway._machine import Machine
-
-_NAP_MIN_S = 0.0002
-_NAP_MAX_S = 0.005
-"""Between two looks of an event loop at a copy that it waits for."""
 
 atexit.register(_native.finish_flows)
 
@@ -136,10 +132,7 @@ class FlowTicket:
     async def _ended(self) -> FlowReport:
         # The thread that makes the copies of a flow calls nobody: it would wait for the interpreter's lock while the next copy is due. No
         # thread waits here either, so that whoever gives up leaves nothing behind.
-        nap_s = _NAP_MIN_S
-        while not self.done:
-            await asyncio.sleep(nap_s)
-            nap_s = min(2 * nap_s, _NAP_MAX_S)
+        await until_done(self)
         return self.wait()
 
     def __repr__(self) -> str:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 from headway._native import Ticket
+
+if TYPE_CHECKING:
+    from headway._flow import FlowTicket
+
+# Between two looks whether a copy has ended.
+_NAP_MIN_S = 0.0002
+_NAP_MAX_S = 0.005
 
 
 def wait_in_loop(ticket: Ticket) -> Generator[object, None, Ticket]:
@@ -29,12 +37,18 @@ def wait_in_loop(ticket: Ticket) -> Generator[object, None, Ticket]:
     if ticket.done:
         future.set_result(ticket)
     elif not ticket._when_done(ended):  # pyright: ignore[reportPrivateUsage]
-        # The interpreter ends: no thread tells of anything.
-        return _look_at(ticket).__await__()
+        return _looked_at(ticket).__await__()
     return future.__await__()
 
 
-async def _look_at(ticket: Ticket) -> Ticket:
-    while not ticket.done:
-        await asyncio.sleep(0.001)
+async def _looked_at(ticket: Ticket) -> Ticket:
+    await until_done(ticket)
     return ticket
+
+
+async def until_done(ticket: Ticket | FlowTicket) -> None:
+    """Looks from time to time, for tickets of which no thread tells."""
+    nap_s = _NAP_MIN_S
+    while not ticket.done:
+        await asyncio.sleep(nap_s)
+        nap_s = min(2 * nap_s, _NAP_MAX_S)

@@ -1,4 +1,5 @@
-//! The thread that runs Python when copies have ended. What it runs may wait for other copies, so it is none that the library needs for them.
+//! The thread that runs Python when copies have ended. What it runs may wait for other copies, so it must not be a thread that the library needs
+//! to end those.
 
 use std::cell::Cell;
 use std::mem::forget;
@@ -13,12 +14,12 @@ use crate::sync::lock;
 use crate::visits::Visit;
 
 thread_local! {
-    static IS_HERE: Cell<bool> = const { Cell::new(false) };
+    static IS_OWN_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether the calling thread is that one.
-pub(crate) fn is_here() -> bool {
-    IS_HERE.get()
+pub(crate) fn is_own_thread() -> bool {
+    IS_OWN_THREAD.get()
 }
 
 pub(crate) type Callback = Box<dyn FnOnce(Python<'_>) + Send>;
@@ -43,7 +44,7 @@ pub(crate) fn forget_thread() {
 }
 
 fn run_all(callbacks: Receiver<Callback>) {
-    IS_HERE.set(true);
+    IS_OWN_THREAD.set(true);
     for callback in callbacks {
         let mut callback = Some(callback);
         if let Some(_visit) = Visit::begin() {

@@ -252,7 +252,7 @@ impl Ticket {
     /// Calls `then` on a thread of the library's when the copy has ended: with nothing, or with the exception. `False` = nobody will, since the
     /// interpreter ends, or that thread is the caller.
     fn _when_done(&self, py: Python<'_>, then: Py<PyAny>) -> PyResult<bool> {
-        if visits::are_over() || callbacks::is_here() {
+        if visits::are_over() || callbacks::is_own_thread() {
             return Ok(false);
         }
         let ticket = match &self.queued {

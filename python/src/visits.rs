@@ -13,7 +13,7 @@ use pyo3::ffi::{PyInterpreterState_Get, PyInterpreterState_GetID};
 use pyo3::prelude::*;
 
 const NAP: Duration = Duration::from_millis(1);
-/// How long a thread pauses before its first visit behind the end, and before each further one.
+/// How long such a thread sleeps: before its first visit after [`finish`], and before each further one.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(100)];
 /// What the interpreter's end waits for visits at least, unless it is interrupted.
 const WAIT_MIN: Duration = Duration::from_secs(1);
@@ -39,8 +39,8 @@ impl Visit {
         (!are_over() || DEPTH.get() > 1).then_some(visit)
     }
 
-    /// For a thread of Python's. Once the interpreter ends, a thread that does not end it pauses where the end may meet it. If the end does not come,
-    /// others wait for this thread.
+    /// For a thread of Python's. After [`finish`], a thread other than the one that ends the interpreter first sleeps without the interpreter's lock:
+    /// if the interpreter finalizes meanwhile, the thread stays there and does no harm. If it does not, somebody may wait for this thread, which goes on.
     pub(crate) fn of_python(py: Python<'_>) -> Self {
         Self::begin().unwrap_or_else(|| {
             if ENDED_BY.load(Ordering::SeqCst) != this_thread() {
@@ -65,12 +65,12 @@ impl Drop for Visit {
     }
 }
 
-/// Whether no visit begins any more.
+/// Whether the interpreter ends: threads of the library's visit it no more.
 pub(crate) fn are_over() -> bool {
     OVER.load(Ordering::SeqCst)
 }
 
-/// Lets no visit begin any more, and waits until `end` for those under way, but for a second at least.
+/// At the interpreter's end: waits until `end` for visits that are under way, but for a second at least.
 pub(crate) fn finish(py: Python<'_>, end: Instant) -> PyResult<()> {
     ENDED_BY.store(this_thread(), Ordering::SeqCst);
     OVER.store(true, Ordering::SeqCst);

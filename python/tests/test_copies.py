@@ -664,7 +664,7 @@ print(len(told))
 def test_every_copy_waits_for_a_place_among_those_under_way(library: Path) -> None:
     code = """
 import threading
-gpu, stream, other = Array(driver, (1000,), np.uint8), driver.stream(), driver.stream()
+gpu, stream = Array(driver, (1000,), np.uint8), driver.stream()
 driver._library.headway_fake_hold(1)
 tickets = [hw.copy(gpu, bytes(1000), stream=stream) for _ in range(256)]
 threading.Timer(0.3, driver._library.headway_fake_hold, [0]).start()
@@ -719,23 +719,19 @@ import atexit, os, signal, threading
 atexit.register(lambda: print("others end, too"))
 driver._library.headway_fake_hold(1)
 ticket = hw.copy(Array(driver, (1000,), np.uint8), bytes(1000), stream=driver.stream())
-# In the order in which they are registered, the last one first.
-def interrupted():
-    try:
-        hw._native.finish_copies()
-    except KeyboardInterrupt:
-        print("interrupted")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
-interrupted()
+try:
+    hw._native.finish_copies()
+except KeyboardInterrupt:
+    print("interrupted")
 driver._library.headway_fake_hold(0)
 """
     assert run(library, code) == "interrupted\nothers end, too\n"
 
 
 def test_a_subinterpreter_is_refused(library: Path) -> None:
-    interpreters = pytest.importorskip("_xxsubinterpreters")
-    del interpreters
+    pytest.importorskip("_xxsubinterpreters")
     code = """
 import _xxsubinterpreters as interpreters
 own = interpreters.create()

@@ -102,8 +102,9 @@ impl RawCopy {
     ///
     /// # Safety
     /// Both ranges are mapped and stay so until the copy has ended: until the call returns that waits for it, or until its ticket says
-    /// so. If that call says that time is up, the copy has ended when the stream has passed it. Until then nobody writes the source, nor uses the destination, but in the order of the stream. The stream is of the
-    /// GPU's primary context, and is not destroyed before the call that queues the copy returns.
+    /// so. If that call says that time is up, the copy has ended when the stream has passed it. Until then nobody writes the source, nor uses
+    /// the destination, but in the order of the stream. The stream is of the GPU's primary context, and is not destroyed before the call
+    /// that queues the copy returns.
     #[must_use]
     pub unsafe fn new(to: u64, from: u64, bytes: usize, stream: StreamHandle) -> Self {
         Self { to, from, bytes, stream, is_bulk: false }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::fcntl_dupfd_cloexec;
 
-/// Programs count on lower numbers, and take what the system gives them for theirs.
+/// Programs use lower numbers, and take them for their own.
 const NUMBER_MIN: i32 = 400;
 
 /// The descriptor under a number out of the program's way; under its own where the process's limit leaves none.

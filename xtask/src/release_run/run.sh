@@ -118,7 +118,7 @@ case "$part" in
 one)
     piece doctor 60 1 "$headway" -q doctor --watch "5 s"
     measure 1 150 "5 s"
-    # Each size of all methods twice: with each method, and by what `auto` chooses.
+    # Each size is measured twice: by each method, and by what `auto` chooses.
     transfers 1 220 --sizes "64 B,1 KiB,4 KiB,64 KiB,1 MiB,4 MiB,16 MiB,256 MiB,1 GiB"
     piece flows 120 1 "$headway" -q bench flows --backend "$backend" --machine machine.toml --duration "15 s" --format json --out flows
     encrypt 1 "20 s"

@@ -762,7 +762,7 @@ static void again_unmapped(void) {
         hashed("out", memory, LARGE);
     }
 }
-/* Files of a program, which closed its input, have low numbers. */
+/* A program that has closed its input expects low descriptors to be its own. */
 static void again_without_input(void) {
     close(0);
     repeated(1);

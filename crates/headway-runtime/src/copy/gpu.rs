@@ -179,12 +179,11 @@ impl CopierGpu {
         let mapping = usable("paged window", self.windows(), mapping)?;
         let identity = (span.memory().base() as usize, buffer.len());
         let mut slot = lock(&self.pager);
-        if slot.as_ref().is_none_or(|open| open.mapping != mapping || open.buffer != identity) {
-            // One may be open at a time: the old one goes first.
-            *slot = None;
-            *slot = Some(OpenPager { mapping, buffer: identity, pager: self.device.pager(mapping, buffer)? });
-        }
-        let mut open = slot.take().expect("opened above");
+        // One may be open at a time: another one goes first.
+        let mut open = match slot.take().filter(|open| open.mapping == mapping && open.buffer == identity) {
+            Some(open) => open,
+            None => OpenPager { mapping, buffer: identity, pager: self.device.pager(mapping, buffer)? },
+        };
         let made = body(open.pager.as_mut());
         // The owner of lent memory may free it, and allocate other memory at the same address.
         *slot = Some(open).filter(|_| !buffer.is_lent());

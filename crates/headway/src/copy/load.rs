@@ -121,13 +121,22 @@ impl StreamCopier {
         let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
         let (mut left, mut bytes) = (in_order(&ranges), STRETCH_MIN);
         loop {
-            let of = |&PartRange { part, skipped, bytes }: &PartRange| {
-                let FilePart { file, at, place } = parts[part];
-                FilePart { file, at: at.saturating_add(skipped as u64), place: place.part(skipped, bytes, 0) }
-            };
-            let stretch: Vec<_> = take(&mut left, bytes).iter().map(of).collect();
+            // A slot is a chunk of the engine's.
+            let turns = self.copier().engine_turns(0, Direction::H2d);
+            let least = Bytes(SPARE + ALIGN);
+            let slot = turns.chunk().map_or(options.slot, |chunk| options.slot.min(chunk).max(least));
+            let chunks = chunks(&ranges, take(&mut left, bytes), slot.0.saturating_sub(SPARE));
+            let place = |piece: &ChunkPiece| parts[piece.part].place.part(piece.skipped, piece.bytes, piece.from);
+            let places = chunks.iter().map(|chunk| chunk.pieces.iter().map(place).collect()).collect();
+            let chunks = FileChunks { chunks, places, readers: &readers, read: &read, turns };
+            let scattered = ScatterOptions { threads: options.threads, slot, ..ScatterOptions::default() };
             let begun = Instant::now();
-            self.load_stretch(&readers, &stretch, options, loading, &read)?;
+            scatter(self.gpu(), &chunks, scattered, &loading.stop, &loading.moved).map_err(|error| match error {
+                ScatterError::Read((file, source)) => LoadError::Read { file, source },
+                ScatterError::Device(error) => LoadError::Copy(Failure::Copy(error.into()).into()),
+                ScatterError::Stopped => LoadError::Stopped,
+            })?;
+            chunks.turns.copied(FlowClass::Bulk);
             if left.is_empty() {
                 break;
             }
@@ -138,33 +147,6 @@ impl StreamCopier {
         }
         let [cached, direct] = read.map(|bytes| Bytes(bytes.into_inner()));
         Ok(LoadReport { cached, direct })
-    }
-
-    fn load_stretch(
-        &self,
-        readers: &[FileReader],
-        parts: &[FilePart],
-        options: LoadOptions,
-        loading: &Loading,
-        read: &[AtomicU64; 2],
-    ) -> Result<(), LoadError> {
-        let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
-        let turns = self.copier().engine_turns(0, Direction::H2d);
-        // A slot is a chunk of the engine's.
-        let least = Bytes(SPARE + ALIGN);
-        let slot = turns.chunk().map_or(options.slot, |chunk| options.slot.min(chunk).max(least));
-        let chunks = chunks(&ranges, slot.0.saturating_sub(SPARE));
-        let place = |piece: &ChunkPiece| parts[piece.part].place.part(piece.skipped, piece.bytes, piece.from);
-        let places = chunks.iter().map(|chunk| chunk.pieces.iter().map(place).collect()).collect();
-        let chunks = FileChunks { chunks, places, readers, read, turns };
-        let scattered = ScatterOptions { threads: options.threads, slot, ..ScatterOptions::default() };
-        scatter(self.gpu(), &chunks, scattered, &loading.stop, &loading.moved).map_err(|error| match error {
-            ScatterError::Read((file, source)) => LoadError::Read { file, source },
-            ScatterError::Device(error) => LoadError::Copy(Failure::Copy(error.into()).into()),
-            ScatterError::Stopped => LoadError::Stopped,
-        })?;
-        chunks.turns.copied(FlowClass::Bulk);
-        Ok(())
     }
 }
 
@@ -283,25 +265,24 @@ fn begins(places: &[RawPlace], pieces: &[ChunkPiece]) -> usize {
     largest.map_or(0, |(place, piece)| (place.address().wrapping_sub(piece.from as u64) % LINES) as usize)
 }
 
-/// Ranges of at most `slot` bytes that together have all parts, each given by file, start and bytes, in the order of files and starts.
-fn chunks(parts: &[(usize, u64, usize)], slot: u64) -> Vec<FileChunk> {
+/// What is read at once: at most `slot` bytes each, which together have `ranges` of `parts`, each given by file, start and bytes.
+fn chunks(parts: &[(usize, u64, usize)], ranges: Vec<PartRange>, slot: u64) -> Vec<FileChunk> {
     let slot = slot / ALIGN * ALIGN;
-    let mut order: Vec<usize> = (0..parts.len()).collect();
-    order.sort_by_key(|part| parts[*part]);
     let mut chunks: Vec<FileChunk> = Vec::new();
-    for part in order {
-        let ((file, at, whole), mut skipped) = (parts[part], 0);
-        while skipped < whole {
+    for PartRange { part, mut skipped, bytes } in ranges {
+        let (file, at, _) = parts[part];
+        let end = skipped + bytes;
+        while skipped < end {
             let start = at.saturating_add(skipped as u64);
             let fits = |last: &&mut FileChunk| {
                 let end = last.at + last.bytes as u64;
                 last.file == file && start <= end.saturating_add(GAP_MAX) && start - last.at < slot
             };
             let bytes = match chunks.last_mut().filter(fits) {
-                Some(last) => last.add(part, start, skipped, whole - skipped, slot),
+                Some(last) => last.add(part, start, skipped, end - skipped, slot),
                 None => {
                     let mut new = FileChunk { file, at: start / ALIGN * ALIGN, bytes: 0, pieces: Vec::new() };
-                    let bytes = new.add(part, start, skipped, whole - skipped, slot);
+                    let bytes = new.add(part, start, skipped, end - skipped, slot);
                     chunks.push(new);
                     bytes
                 }
@@ -331,7 +312,7 @@ mod tests {
     #[test]
     fn neighbours_share_a_chunk_and_long_parts_have_several() {
         let parts = [(1, 5, 10), (0, 100, 20_000), (0, 20_100, 8), (0, 1 << 20, 1)];
-        let made = chunks(&parts, 8 << 10);
+        let made = chunks(&parts, in_order(&parts).into(), 8 << 10);
         let shape: Vec<_> = made.iter().map(|chunk| (chunk.file, chunk.at, chunk.bytes, chunk.pieces.len())).collect();
         assert_eq!(
             shape,
@@ -366,6 +347,6 @@ mod tests {
 
     #[test]
     fn parts_without_bytes_take_nothing() {
-        assert!(chunks(&[(0, 7, 0)], 4096).is_empty());
+        assert!(chunks(&[(0, 7, 0)], in_order(&[(0, 7, 0)]).into(), 4096).is_empty());
     }
 }
