@@ -159,9 +159,10 @@ impl Board {
         reading
     }
 
-    /// Whether another program that lives has announced a kernel with a promise on this GPU, which has not ended `now`, on the monotonic clock.
+    /// Whether another program that lives has announced a kernel with a promise on this GPU, which has not ended. `now` reads the monotonic clock; it is
+    /// asked after the board.
     #[must_use]
-    pub fn has_promised_kernel(&self, gpu: &BoardGpu, now: Nanos) -> bool {
+    pub fn has_promised_kernel(&self, gpu: &BoardGpu, now: impl Fn() -> Nanos) -> bool {
         let halves = halves(gpu);
         for page in self.pages() {
             let owner = page[0].load(Ordering::Acquire);
@@ -172,7 +173,7 @@ impl Board {
             let lines = page.chunks_exact(LINE).skip(1);
             let mut taken = lines.take_while(|line| line[KIND].load(Ordering::Acquire) != FREE);
             let is_other = owner & CLEARING == 0 && (owner >> 32) as u32 != process::id();
-            if is_other && taken.any(|line| announces(line, halves, now)) && lives(owner) {
+            if is_other && taken.any(|line| announces(line, halves, &now)) && lives(owner) {
                 return true;
             }
         }
@@ -206,10 +207,15 @@ fn halves(gpu: &BoardGpu) -> [u64; 2] {
 }
 
 /// Whether a line announces a kernel with a promise on the GPU of `halves`, which has not ended `now`.
-fn announces(line: &[AtomicU64], halves: [u64; 2], now: Nanos) -> bool {
+fn announces(line: &[AtomicU64], halves: [u64; 2], now: impl Fn() -> Nanos) -> bool {
     let word = |at: usize| line[at].load(Ordering::Relaxed);
     let is_about_it = word(KIND) == KERNELS && [word(GPU), word(GPU + 1)] == halves;
-    is_about_it && (1..=PROMISED_KERNEL_MAX.0).contains(&word(UNTIL).saturating_sub(now.0))
+    if !is_about_it {
+        return false;
+    }
+    // The clock is read last: of one that was read before, a later announcement would seem to be too far ahead.
+    let until = line[UNTIL].load(Ordering::Acquire);
+    (1..=PROMISED_KERNEL_MAX.0).contains(&until.saturating_sub(now().0))
 }
 
 /// Whether only `user` may use the memory. Another user could have made it first.
@@ -603,7 +609,7 @@ mod tests {
     fn a_promised_kernel_is_seen_by_other_programs_until_it_ends_or_its_program_does() {
         let own = OwnBoard::new();
         let mut teller = Teller::start(own.key, 0);
-        let is_seen = |gpu: &BoardGpu| own.board.has_promised_kernel(gpu, Nanos(1));
+        let is_seen = |gpu: &BoardGpu| own.board.has_promised_kernel(gpu, || Nanos(1));
         assert!(is_seen(&GPU) && !is_seen(&[1; 16]));
         teller.kill();
         assert!(!is_seen(&GPU), "nobody is there who ends it");
@@ -626,7 +632,7 @@ mod tests {
         let last = now.0 + PROMISED_KERNEL_MAX.0;
         for (until, counts) in [(0, false), (7, false), (8, true), (last, true), (last + 1, false), (u64::MAX, false)] {
             line[UNTIL].store(until, Ordering::Relaxed);
-            assert_eq!(announces(line, halves(&GPU), now), counts, "{until}");
+            assert_eq!(announces(line, halves(&GPU), || now), counts, "{until}");
         }
     }
 
@@ -652,7 +658,7 @@ mod tests {
             let reading = own.board.read();
             let known = kinds.iter().filter(|kind| (FIRST_KIND..FIRST_KIND + 8).contains(kind)).count();
             prop_assert_eq!(reading.rows.len(), 8 * known);
-            let _ = own.board.has_promised_kernel(&GPU, Nanos(seed));
+            let _ = own.board.has_promised_kernel(&GPU, || Nanos(seed));
             let row = own.board.row(GPU, StagingDirection::In, FlowClass::Bulk);
             prop_assert_eq!(row.is_some(), kinds.contains(&FREE));
         }

@@ -282,7 +282,7 @@ fn looks_for_kernels_where_a_test_asks() {
     let device = Engines::open(Arc::new(Bench::new().gpu(GpuFaults::default()))).unwrap();
     let (gpu, board) = (device.description().board_gpu(), Board::of_user().expect("System V shared memory"));
     let end = clock::now().saturating_add(Nanos(60_000_000_000));
-    while !board.has_promised_kernel(&gpu, clock::now()) {
+    while !board.has_promised_kernel(&gpu, clock::now) {
         assert!(clock::now() < end, "nobody has announced a kernel");
     }
 }

@@ -154,7 +154,7 @@ impl HeldContext {
     /// Whether another program has a kernel with a promise on this GPU.
     fn must_make_way(&self) -> bool {
         let board = if attention::options().alone { None } else { Board::of_user() };
-        let sees = |gpu: &BoardGpu| board.is_some_and(|board| board.has_promised_kernel(gpu, Nanos(now_ns())));
+        let sees = |gpu: &BoardGpu| board.is_some_and(|board| board.has_promised_kernel(gpu, || Nanos(now_ns())));
         self.gpu.as_ref().is_some_and(sees)
     }
 }
