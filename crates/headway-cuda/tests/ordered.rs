@@ -273,6 +273,29 @@ fn a_lost_context_ends_every_wait() {
 }
 
 #[test]
+fn another_thread_may_have_the_driver_wait_for_all_streams_at_any_time() {
+    in_time("a copy beside another thread's `cuMemFree`", || {
+        let fake = Fake::build(&["-DSTREAMS"]);
+        let setup = Setup::new(&fake);
+        for bytes in [1 << 20, 9 << 20] {
+            let (stream, device) = (setup.stream(), setup.device(bytes));
+            let mut data = random(bytes, 6);
+            let mut back = vec![0; bytes];
+            fake.keep_out(true);
+            let tickets = [
+                setup.copy(Direction::H2d, &device, &mut data, stream).unwrap(),
+                setup.copy(Direction::D2h, &device, &mut back, stream).unwrap(),
+            ];
+            for ticket in tickets {
+                ticket.wait(LIMIT).unwrap();
+            }
+            fake.keep_out(false);
+            assert!(back == data, "{bytes} bytes");
+        }
+    });
+}
+
+#[test]
 fn a_graph_that_another_thread_captures_ends_no_copy() {
     let fake = Fake::build(&["-DSTREAMS"]);
     let setup = Setup::new(&fake);

@@ -53,8 +53,9 @@ impl Pipeline {
         self.slots.memory[0].bytes()
     }
 
-    /// Queues all chunks of a copy, and hands it to the threads. They are woken at the end, since a thread that wakes may take the
-    /// caller's CPU, but before the driver's queue may be full.
+    /// Queues all chunks of a copy, and hands it to the threads. One is woken before a stream waits for it: another thread of the program may
+    /// make the driver wait for all streams just then, and a call from here would wait for that. The others are woken at the end, since a thread that
+    /// wakes may take the caller's CPU, but before the driver's queue may be full.
     ///
     /// # Safety
     /// The caller keeps the promise of [`super::RawCopy::new`]; the context is current.

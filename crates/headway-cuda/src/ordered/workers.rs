@@ -39,8 +39,10 @@ enum NextChunk {
 }
 
 impl JobQueue {
+    /// Takes a copy and wakes a thread. From then on, every stream that waits goes on without another call of the driver.
     pub(super) fn push(&self, job: Arc<OrderedJob>) {
         lock(&self.jobs).push_back((job, 0));
+        self.came.notify_one();
     }
 
     /// Forgets a copy whose chunks are not all queued: those that are not would never be ready.

@@ -76,6 +76,8 @@ static struct Context { int retained, peer_enabled; } contexts[DEVICES];
 typedef struct { char *base; size_t bytes; int pinned, used, foreign, fd; size_t room; } Range;
 static Range ranges[65536];
 static int range_count;
+/* Operations of streams that have not ended. */
+static int unfinished;
 #ifdef STREAMS
 #include "streams.h"
 #else
@@ -96,7 +98,18 @@ static int fails(const char *name) {
 	}
 	return 0;
 }
-#define ENTER(name) pthread_mutex_lock(&mutex); { int code_ = fails(#name); if (code_) { pthread_mutex_unlock(&mutex); return code_; } }
+static int keeps_out;
+/* While this is set each call waits until all streams rest: as if another thread freed memory, or loaded a module, just then. */
+void headway_fake_keep_out(int on) { keeps_out = on; }
+static void come_in(void) {
+	pthread_mutex_lock(&mutex);
+	while (keeps_out && unfinished && !broken) {
+		pthread_mutex_unlock(&mutex);
+		sched_yield();
+		pthread_mutex_lock(&mutex);
+	}
+}
+#define ENTER(name) come_in(); { int code_ = fails(#name); if (code_) { pthread_mutex_unlock(&mutex); return code_; } }
 #define LEAVE(code) do { int result_ = (code); pthread_mutex_unlock(&mutex); return result_; } while (0)
 /* A handle of the current context. */
 #define MINE(handle) (current && (handle) && (handle)->context == current)

@@ -55,6 +55,7 @@ static void *serve_stream(void *argument) {
 		pthread_mutex_lock(&mutex);
 		stream->first = now->next;
 		if (!stream->first) stream->end = NULL;
+		unfinished--;
 		free(now->kept);
 		free(now);
 	}
@@ -78,6 +79,7 @@ static Code enqueue(Stream *stream, Operation what) {
 	if (stream->end) stream->end->next = made;
 	else stream->first = made;
 	stream->end = made;
+	unfinished++;
 	pthread_cond_signal(&stream->came);
 	return 0;
 }

@@ -65,6 +65,15 @@ impl Fake {
         }
     }
 
+    /// While this is set each call waits until all streams rest, as if another thread freed memory just then; the library is built with `-DSTREAMS`.
+    pub fn keep_out(&self, on: bool) {
+        // SAFETY: the library is loaded already, and this function of it takes an int.
+        unsafe {
+            let library = libloading::Library::new(&self.path).unwrap();
+            library.get::<unsafe extern "C" fn(i32)>(b"headway_fake_keep_out\0").unwrap()(on.into());
+        }
+    }
+
     /// While this is set a thread of the program captures a graph; the library is built with `-DSTREAMS`.
     pub fn capture(&self, on: bool) {
         // SAFETY: the library is loaded already, and this function of it takes an int.
