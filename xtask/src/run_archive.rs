@@ -34,6 +34,12 @@ pub(crate) fn is_release(run: &str) -> bool {
     run.contains(RELEASE)
 }
 
+/// The later of two release runs has the greater one: the date, then the letters, whatever the kind of machine.
+pub(crate) fn release_order(run: &str) -> Option<(&str, usize, &str)> {
+    let (before, host) = top(run).split_once(RELEASE)?;
+    Some((before.get(..10)?, host.len(), host))
+}
+
 /// The kept run that `run` is or belongs to.
 pub(crate) fn top(run: &str) -> &str {
     run.split_once('/').map_or(run, |(top, _)| top)

@@ -1,7 +1,7 @@
 //! The page: for each claim best, median, worst and how many runs meet the target, then every run.
 
 use super::{Better, Claim, Line, Measure};
-use crate::run_archive;
+use crate::run_archive::{is_release, release_order};
 
 /// Title of the figures that pages quote.
 const RELEASE: &str = "The release run";
@@ -44,9 +44,11 @@ fn release_table(claims: &[Claim]) -> String {
     for claim in claims {
         for gpu in ["H200", "H100"] {
             for (at, measure) in claim.measures.iter().enumerate().filter(|(_, measure)| measure.name != BUSY) {
-                let made =
-                    |line: &&Line| run_archive::is_release(&line.run) && line.gpu == gpu && line.figures[at].is_some();
-                let Some(newest) = claim.lines.iter().filter(made).max_by_key(|line| &line.run) else { continue };
+                let made = |line: &&Line| is_release(&line.run) && line.gpu == gpu && line.figures[at].is_some();
+                let newest = claim.lines.iter().filter(made);
+                let Some(newest) = newest.max_by(|a, b| release_order(&a.run).cmp(&release_order(&b.run))) else {
+                    continue;
+                };
                 let of_newest = || claim.lines.iter().filter(made).filter(|line| line.commit == newest.commit);
                 let Some(row) = Ranked::of(of_newest(), at, measure) else { continue };
                 let values =
@@ -253,7 +255,8 @@ mod tests {
         let measure = |name| Measure { name, better: Better::More, target: None, digits: 1 };
         let lines = vec![
             line("2026-01-01-h200x1-release-a", "old", [Some(1.0), Some(10.0)]),
-            line("2026-01-02-h200x1-release-b", "new", [Some(2.0), None]),
+            line("2026-01-02-h200x1-release-d", "new", [Some(2.0), None]),
+            line("2026-01-02-h200x2-release-b", "less new", [Some(9.0), None]),
             line("2026-01-02-h200x1-release-c", "new", [Some(3.0), None]),
             line("2026-01-03-h200x1-transfers", "newer", [Some(4.0), Some(40.0)]),
         ];
