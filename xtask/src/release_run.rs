@@ -84,7 +84,7 @@ fn pack(root: &Path, folder: &Path) -> anyhow::Result<()> {
         "there, with one GPU: bash {shown}/run.sh PART $OUT, for the parts one, two, three; with two GPUs: two-gpus"
     );
     println!("then here, for each host: cargo xtask release-run keep FOLDER --host NAME");
-    println!("needs: an NVIDIA driver, {} or later; parts two and three Python with PyTorch, CuPy, JAX", glibc());
+    println!("needs: an NVIDIA driver, {} or later; Python with PyTorch; for part two also CuPy and JAX", glibc());
     Ok(())
 }
 

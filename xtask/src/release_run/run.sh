@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # One part of the release run, on the GPU machine: run.sh PART OUT [PIECE...]
 #
-# PART is `one` (copies and deadlines), `two` (programs), `three` (Python, papers) or `two-gpus`. Each leaves OUT/PART.tar.gz, which
+# PART is `one` (copies and deadlines), `two` (programs, Python), `three` (papers) or `two-gpus`. Each leaves OUT/PART.tar.gz, which
 # `cargo xtask release-run keep` reads, and OUT/PART-failed.txt with each piece that did not end as it should. A part that runs again with the same OUT
 # makes only the pieces that are missing or failed; PIECEs are made again in any case, and nothing else. A part ends after LIMIT seconds (default 560);
-# BACKEND=emu tries the commands without a GPU. Needs bash, coreutils and the driver, and Python with PyTorch, CuPy and JAX for part two and three.
+# BACKEND=emu tries the commands without a GPU. Needs bash, coreutils and the driver, and Python with PyTorch, for part two also CuPy and JAX.
 set -uo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 part="$1"
@@ -141,10 +141,10 @@ two)
         piece "ordinary-$how" 60 0 "${command[@]}"
     done
     piece streams 130 0 python3 "$bench/guests/stream_copies.py" "$here/libheadway.so" --times 5
-    ;;
-three)
     piece arrays 120 0 python3 "$bench/python/array_copies.py" --rounds 5 --small 1000
     piece loads 90 0 python3 "$bench/python/load_weights.py" --quick --beside --only headway,safetensors --json loads.jsonl
+    ;;
+three)
     experiment who-waits 150
     experiment cho-queues 90
     experiment cho-bfs 100
