@@ -177,6 +177,8 @@ struct Shared {
     /// What [`Shared::ended`] says from the first time on.
     over: OnceLock<DeviceError>,
     closing: AtomicBool,
+    /// Whether a thread asks the driver whether streams have failed.
+    is_looking: Arc<AtomicBool>,
 }
 
 impl Shared {
@@ -213,16 +215,16 @@ impl Shared {
 
     /// Asks the driver whether the copier's streams have failed, and keeps the error; slow.
     fn look(&self) {
-        for pipelines in &self.pipelines {
-            // Who queues a copy, for as long as the driver's queue is full, sees the same errors.
-            let Ok(pipelines) = pipelines.try_lock() else { continue };
-            for pipeline in pipelines.iter() {
-                let asked = pipeline.stream.rests();
-                if let Err(error) = asked
-                    && self.context.has_ended()
-                {
-                    self.fail(error);
-                }
+        // Who queues a copy, for as long as the driver's queue is full, sees the same errors.
+        let pipelines = self.pipelines.iter().filter_map(|pipelines| pipelines.try_lock().ok());
+        // The locks are free again when the driver is asked: it may take long.
+        let streams: Vec<_> =
+            pipelines.flat_map(|all| all.iter().map(|it| Arc::clone(&it.stream)).collect::<Vec<_>>()).collect();
+        for stream in streams {
+            if let Err(error) = stream.rests()
+                && self.context.has_ended()
+            {
+                self.fail(error);
             }
         }
         // Another part of the process may have seen it.
@@ -267,6 +269,7 @@ impl OrderedCopier {
             broken: OnceLock::new(),
             over: OnceLock::new(),
             closing: AtomicBool::new(false),
+            is_looking: Arc::default(),
         });
         let workers = Workers::start(&shared, options.threads)?;
         let activity = EngineActivity::both(gpu.description().board_gpu());
@@ -530,13 +533,11 @@ impl OrderedCopier {
         let chunk = (copy.bytes / (2 * threads)).next_multiple_of(4096).clamp(CHUNK_MIN, pipeline.slot_bytes());
         // SAFETY: the caller's promise.
         let queued = unsafe { pipeline.queue(&shared.context, copy, chunk, ticket, &shared.queue) };
-        let held = queued.and_then(|job| {
+        let held = queued.and_then(|()| {
             // SAFETY: the caller's promise. *Done* is written by a thread or the copier's stream, whatever the caller does.
-            let held = unsafe {
+            unsafe {
                 words::wait(&shared.context, stream, ticket.done().address(), ticket.generation(), table::WAIT_GEQ)
-            };
-            // The caller has its memory back when this returns.
-            held.inspect_err(|_| shared.queue.remove(&job))?;
+            }?;
             // SAFETY: the caller's promise; the word lives until it is written. Without it nobody gets the ticket's memory, and the copy goes on.
             let passed = unsafe { words::write(&shared.context, stream, passed.address(), ticket.generation()) };
             if let Err(error) = passed {
@@ -548,7 +549,12 @@ impl OrderedCopier {
         let held = held.map_err(|error| shared.fail(error));
         drop(pipelines);
         held.inspect_err(|_| {
-            self.settle();
+            // What is queued ends, so that nobody waits for the stream for ever, unless the caller's stream does not come to the copy.
+            if !self.settle() {
+                // The caller has its memory back when this returns.
+                shared.queue.remove(ticket);
+                self.workers.rest(DROP_MAX);
+            }
         })
     }
 
@@ -584,7 +590,12 @@ impl Drop for OrderedCopier {
             return self.workers.forget();
         }
         self.shared.close();
-        if self.settle() {
+        let rests = self.settle();
+        let end = clock::now().saturating_add(DROP_MAX);
+        while self.shared.is_looking.load(Ordering::Acquire) && clock::now() < end {
+            headway_os::sched::yield_now();
+        }
+        if rests {
             return self.workers.join();
         }
         // The threads end when they have copied what is left. Until the streams rest nobody else gets slots and words.

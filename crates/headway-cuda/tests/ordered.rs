@@ -379,6 +379,40 @@ fn a_copy_that_cannot_be_queued_leaves_those_before_it_alone() {
 }
 
 #[test]
+fn no_stream_waits_for_the_rest_of_a_copy_that_cannot_be_queued() {
+    for (direction, call) in [(Direction::H2d, "cuMemcpyHtoDAsync_v2"), (Direction::D2h, "cuMemcpyDtoHAsync_v2")] {
+        for at in [1, 4, 12] {
+            let fake = failing(call, 1, at, &["-DSTREAMS"]);
+            let setup = Setup::new(&fake);
+            let (stream, device) = (setup.stream(), setup.device(9 << 20));
+            let mut data = random(9 << 20, 4);
+            let refused = setup.copy(direction, &device, &mut data, stream);
+            assert!(matches!(refused, Err(DeviceError::Driver { code: 1, .. })), "{refused:?}");
+            assert_eq!(fake.unfinished(), 0, "{call}, the {at}th");
+        }
+    }
+}
+
+#[test]
+fn a_wait_keeps_its_limit_while_another_thread_keeps_the_driver() {
+    in_time("a wait", || {
+        let fake = Fake::build(&["-DSTREAMS"]);
+        let setup = Setup::new(&fake);
+        let (stream, device) = (setup.stream(), setup.device(1 << 20));
+        let mut data = random(1 << 20, 7);
+        fake.hold(true);
+        let ticket = setup.copy(Direction::H2d, &device, &mut data, stream).unwrap();
+        fake.keep_out(true);
+        // Long enough to ask the driver for errors.
+        let waited = ticket.wait(Duration::from_millis(300));
+        assert!(matches!(waited, Err(DeviceError::Timeout { .. })), "{waited:?}");
+        fake.hold(false);
+        ticket.wait(LIMIT).unwrap();
+        fake.keep_out(false);
+    });
+}
+
+#[test]
 fn a_copy_that_is_refused_when_all_of_it_is_queued_does_not_touch_the_memory_later() {
     // One wait of the test's, one for the turn, one for each of eight chunks, and that of the caller's stream.
     let fake = failing("cuStreamWaitValue32_v2", 1, 11, &["-DSTREAMS"]);

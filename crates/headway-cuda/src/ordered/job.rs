@@ -34,6 +34,8 @@ pub(super) struct OrderedJob {
     slots: Arc<Slots>,
     /// Number of its first chunk in the pipeline.
     first: u64,
+    /// How many chunks threads copy: all, but for a copy that could not be queued to its end.
+    count: AtomicUsize,
     /// Chunks that no thread has copied yet.
     left: AtomicUsize,
     stores: Stores,
@@ -61,13 +63,23 @@ impl OrderedJob {
             !mostly_absent(unsafe { std::slice::from_raw_parts(copy.host, copy.bytes) }, 8)
         };
         let stores = if copy.direction == Direction::D2h && has_pages() { Stores::NonTemporal } else { Stores::Plain };
-        let left = AtomicUsize::new(copy.bytes.div_ceil(chunk));
+        let chunks = copy.bytes.div_ceil(chunk);
         let (begin, done, generation) = (ticket.begin(), ticket.done(), ticket.generation());
-        Self { copy, chunk, begin, done, generation, slots: Arc::clone(slots), first, left, stores }
+        let (count, left) = (AtomicUsize::new(chunks), AtomicUsize::new(chunks));
+        Self { copy, chunk, begin, done, generation, slots: Arc::clone(slots), first, count, left, stores }
+    }
+
+    pub(super) fn is_of(&self, ticket: &OrderedTicket) -> bool {
+        self.generation == ticket.generation() && self.done.address() == ticket.done().address()
     }
 
     pub(super) fn count(&self) -> usize {
-        self.copy.bytes.div_ceil(self.chunk)
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// For [`super::workers::JobQueue::shorten`], whose lock is held.
+    pub(super) fn shorten(&self, chunks: usize) {
+        self.count.store(chunks, Ordering::Relaxed);
     }
 
     /// Whether its turn has come in the caller's stream.

@@ -53,7 +53,7 @@ impl Pipeline {
         self.slots.memory[0].bytes()
     }
 
-    /// Queues all chunks of a copy, and hands it to the threads. One is woken before a stream waits for it: another thread of the program may
+    /// Queues all chunks of a copy, and hands it to the threads; after an error those chunks for which the stream waits. One is woken before a stream waits for it: another thread of the program may
     /// make the driver wait for all streams just then, and a call from here would wait for that. The others are woken at the end, since a thread that
     /// wakes may take the caller's CPU, but before the driver's queue may be full.
     ///
@@ -66,7 +66,7 @@ impl Pipeline {
         chunk: usize,
         ticket: &OrderedTicket,
         jobs: &JobQueue,
-    ) -> Result<Arc<OrderedJob>, DeviceError> {
+    ) -> Result<(), DeviceError> {
         let (first, stream, generation) = (self.chunks, self.stream.handle(), ticket.generation());
         let count = copy.bytes.div_ceil(chunk);
         self.chunks += count as u64;
@@ -76,19 +76,22 @@ impl Pipeline {
         unsafe { words::wait(context, stream, ticket.begin().address(), generation, table::WAIT_GEQ) }?;
         let job = Arc::new(OrderedJob::new(*copy, chunk, ticket, &self.slots, first));
         jobs.push(Arc::clone(&job));
+        let is_in = copy.direction == Direction::H2d;
         let mut queued = (0..count).try_for_each(|at| {
             if at == WAKE_AFTER {
                 jobs.wake_all();
             }
             // SAFETY: the caller's promise.
-            unsafe { self.queue_chunk(context, copy, first + at as u64, at * chunk, chunk) }
+            let queued = unsafe { self.queue_chunk(context, copy, first + at as u64, at * chunk, chunk) };
+            // The stream may wait already for the chunk that failed to be filled.
+            queued.inspect_err(|_| jobs.shorten(&job, at + usize::from(is_in)))
         });
-        if queued.is_ok() && copy.direction == Direction::H2d {
+        if queued.is_ok() && is_in {
             // SAFETY: the caller's promise.
             queued = unsafe { words::write(context, stream, ticket.done().address(), generation) };
         }
         jobs.wake_all();
-        queued.inspect_err(|_| jobs.remove(&job)).map(|()| job)
+        queued
     }
 
     /// # Safety

@@ -9,6 +9,7 @@ use headway_core::models::transfer::Method;
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
 use headway_device::buffer::Memory;
+use headway_os::threads;
 
 use super::Shared;
 use crate::driver::lock;
@@ -169,15 +170,23 @@ impl OrderedTicket {
         self.shared.ended().map(|()| false)
     }
 
-    /// Asks the driver whether the copier's streams have failed; slow. Then [`OrderedTicket::is_done`] tells.
+    /// Has a thread ask the driver whether the copier's streams have failed; then [`OrderedTicket::is_done`] tells. Returns at once, also while
+    /// another thread keeps the driver.
     pub fn look(&self) {
-        let driver = &self.shared.context.driver;
-        if driver.here().is_err() {
+        let is_looking = &self.shared.is_looking;
+        if self.shared.context.driver.here().is_err() || is_looking.swap(true, Ordering::AcqRel) {
             return;
         }
-        // A context that has ended does not say what is current.
-        let _before = driver.keep_current().ok();
-        self.shared.look();
+        let (shared, is_looking) = (Arc::clone(&self.shared), Arc::clone(is_looking));
+        let work = move || {
+            shared.look();
+            drop(shared);
+            is_looking.store(false, Ordering::Release);
+        };
+        if threads::spawn("headway-look", work).is_err() {
+            // The next look tries again.
+            self.shared.is_looking.store(false, Ordering::Release);
+        }
     }
 
     /// Waits until the bytes are in the destination, for `limit` at most.

@@ -12,6 +12,7 @@ use headway_os::threads;
 
 use super::Shared;
 use super::job::OrderedJob;
+use super::ticket::OrderedTicket;
 use crate::driver::lock;
 
 /// Between two looks at words that a stream is to write: at first, at most while a copy moves, and at most before its turn has come.
@@ -45,9 +46,16 @@ impl JobQueue {
         self.came.notify_one();
     }
 
-    /// Forgets a copy whose chunks are not all queued: those that are not would never be ready.
-    pub(super) fn remove(&self, job: &Arc<OrderedJob>) {
-        lock(&self.jobs).retain(|(known, _)| !Arc::ptr_eq(known, job));
+    /// Leaves only the first `chunks` chunks of a copy: the others would never be ready, since they are not queued.
+    pub(super) fn shorten(&self, job: &Arc<OrderedJob>, chunks: usize) {
+        let mut jobs = lock(&self.jobs);
+        job.shorten(chunks);
+        jobs.retain(|(known, next)| !Arc::ptr_eq(known, job) || *next < chunks);
+    }
+
+    /// Forgets a copy. A stream that waits for its chunks waits for ever.
+    pub(super) fn remove(&self, ticket: &OrderedTicket) {
+        lock(&self.jobs).retain(|(known, _)| !known.is_of(ticket));
     }
 
     /// Whether no thread copies, nor will.
@@ -71,7 +79,7 @@ impl JobQueue {
         let (job, next) = &mut jobs[at];
         let found = (Arc::clone(job), *next);
         *next += 1;
-        if *next == job.count() {
+        if *next >= job.count() {
             jobs.remove(at);
         }
         self.busy.fetch_add(1, Ordering::Relaxed);

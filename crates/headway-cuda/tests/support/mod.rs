@@ -92,6 +92,15 @@ impl Fake {
         }
     }
 
+    /// Operations of streams that have not ended; the library is built with `-DSTREAMS`.
+    pub fn unfinished(&self) -> i32 {
+        // SAFETY: the library is loaded already, and this function of it takes nothing and returns an int.
+        unsafe {
+            let library = libloading::Library::new(&self.path).unwrap();
+            library.get::<unsafe extern "C" fn() -> i32>(b"headway_fake_unfinished\0").unwrap()()
+        }
+    }
+
     /// Words that streams have written.
     pub fn words(&self) -> i32 {
         // SAFETY: the library is loaded already, and this function of it takes nothing and returns an int.
