@@ -2,7 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use headway_core::decisions::chooser::{ChoiceReason, CopyChoice, CopyQuestion, CopySituation, HostKnown, LINKS_MAX};
+use headway_core::decisions::chooser::{
+    ChoiceReason, CopyAbsence, CopyChoice, CopyQuestion, CopySituation, HostKnown, LINKS_MAX,
+};
 use headway_core::models::transfer::links::{Borrow, Links};
 use headway_core::models::transfer::{BackgroundLoad, Direction, Method, WindowMapping};
 use headway_core::units::Bytes;
@@ -157,15 +159,24 @@ impl Copier {
             return Err(error);
         }
         let (reason, method) = (chain(&error), decision.choice().method);
-        event!(
-            WARN,
-            "headway::copy",
-            "another method is used",
-            gpu = request.gpu,
-            instead_of = tried,
-            method = method,
-            why = reason
-        );
+        macro_rules! tell {
+            ($level:ident) => {
+                event!(
+                    $level,
+                    "headway::copy",
+                    "another method is used",
+                    gpu = request.gpu,
+                    instead_of = tried,
+                    method = method,
+                    why = reason
+                )
+            };
+        }
+        match absence {
+            CopyAbsence::Lasting => tell!(WARN),
+            // Nobody needs to do anything: the next copy may find it there.
+            CopyAbsence::Passing | CopyAbsence::Starting => tell!(DEBUG),
+        }
         let name = &self.gpus[request.gpu].device.description().name;
         self.events.tell_once(format!("`{name}`: `{tried}` cannot be used, `{method}` is used instead"), &reason);
         decision.instead_of.get_or_insert((tried, reason));
