@@ -22,6 +22,7 @@ use crate::callbacks;
 use crate::errors::{self, Subject, is_timeout, json, options_error, raised};
 use crate::sync::lock;
 use crate::visits::{self, Visit};
+use crate::wait::wait_until;
 
 /// How often a copy that waits lets Python's signals be looked at and waits again: the library gives up after 10 s each.
 const WAITS: u32 = 6;
@@ -30,7 +31,9 @@ const LOOK: Duration = Duration::from_millis(150);
 /// What a copy waits for a place among those under way.
 const PLACE_MAX: Duration = Duration::from_secs(10);
 /// What the end of the interpreter waits for copies and threads that are under way.
-const EXIT_MAX: Duration = Duration::from_secs(10);
+pub(crate) const EXIT_MAX: Duration = Duration::from_secs(10);
+/// What it waits at least for copiers to close.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// Pages that are looked at to tell whether most of an array were never touched.
 const SAMPLES: usize = 8;
 /// Between two looks whether one of too many copies has ended.
@@ -371,7 +374,8 @@ impl Ends {
 
     /// Whether the host memory is page-locked.
     pub(crate) fn is_pinned(&self, py: Python<'_>, copier: &StreamCopier) -> PyResult<bool> {
-        let asked = copier.advice(self.direction(), self.host());
+        let (direction, host) = (self.direction(), self.host());
+        let asked = py.detach(|| copier.advice(direction, host));
         asked.map(|(method, _)| method == Method::Dma).map_err(|error| failed(py, &error))
     }
 
@@ -381,7 +385,8 @@ impl Ends {
             return copier(py, gpu);
         }
         let any = copier(py, None)?;
-        match any.gpu_of(self.on_gpu().address).map_err(|error| failed(py, &error))? {
+        let address = self.on_gpu().address;
+        match py.detach(|| any.gpu_of(address)).map_err(|error| failed(py, &error))? {
             Some(gpu) if gpu != any.gpu().index() => copier(py, Some(gpu)),
             // If it is no GPU's, the copy says so.
             _ => Ok(any),
@@ -596,7 +601,9 @@ pub(crate) fn finish_copies(py: Python<'_>) -> PyResult<()> {
     }
     if !FORKED_IN_OPENING.load(Ordering::Relaxed) {
         let copiers = std::mem::take(&mut *COPIERS.write().unwrap_or_else(PoisonError::into_inner));
-        py.detach(|| drop(copiers));
+        // Unpinning waits for all streams, also for those of which the program waits for nothing any more.
+        let closed = wait_until(py, end.max(Instant::now() + CLOSE_MAX), || drop(copiers));
+        interrupted = interrupted.and_then(|()| closed.map(drop));
     }
     let finished = visits::finish(py, end);
     interrupted.and(finished)

@@ -13,10 +13,11 @@ use pyo3::prelude::*;
 
 use crate::Machine;
 use crate::arrays::{Keeper, stream_handle};
-use crate::copies::{Ends, Timeout, copier, failed, late};
+use crate::copies::{EXIT_MAX, Ends, Timeout, copier, failed, late};
 use crate::errors::{ArrayFacts, array_error, is_timeout, options_error};
 use crate::sync::lock;
 use crate::visits::Visit;
+use crate::wait::wait_until;
 
 /// Between two looks at Python's signals.
 const LOOK: Duration = Duration::from_millis(150);
@@ -423,9 +424,9 @@ impl FlowReport {
 
 /// At the interpreter's end: flows that are open end with it.
 #[pyfunction]
-pub(crate) fn finish_flows(py: Python<'_>) {
+pub(crate) fn finish_flows(py: Python<'_>) -> PyResult<()> {
     let nodes = std::mem::take(&mut *lock(&NODES));
-    // Their threads may log.
-    py.detach(|| drop(nodes));
+    let finished = wait_until(py, Instant::now() + EXIT_MAX, || drop(nodes));
     forget(std::mem::take(&mut *lock(&UNDER_WAY)));
+    finished.map(drop)
 }

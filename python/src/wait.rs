@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use headway::threads;
 use pyo3::exceptions::PyRuntimeError;
@@ -19,6 +19,25 @@ pub(crate) fn wait<T: Send + 'static>(
     interrupt: Arc<AtomicBool>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
+    let never = || PyRuntimeError::new_err("this wait has no end");
+    wait_in_thread(py, None, &interrupt, work)?.ok_or_else(never)
+}
+
+/// The same until `end` at most; `None` if the thread is not done then, and goes on.
+pub(crate) fn wait_until<T: Send + 'static>(
+    py: Python<'_>,
+    end: Instant,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<Option<T>> {
+    wait_in_thread(py, Some(end), &AtomicBool::new(false), work)
+}
+
+fn wait_in_thread<T: Send + 'static>(
+    py: Python<'_>,
+    end: Option<Instant>,
+    interrupt: &AtomicBool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<Option<T>> {
     let (sender, mut receiver) = mpsc::channel();
     // Nobody listens after an exception.
     threads::spawn("headway", move || drop(sender.send(work())))?;
@@ -26,7 +45,7 @@ pub(crate) fn wait<T: Send + 'static>(
         let (received, back) = py.detach(move || (receiver.recv_timeout(LOOK), receiver));
         receiver = back;
         match received {
-            Ok(done) => return Ok(done),
+            Ok(done) => return Ok(Some(done)),
             Err(RecvTimeoutError::Disconnected) => {
                 let text = "a thread of Headway panicked, which is a defect of Headway; standard error has its message";
                 return Err(PyRuntimeError::new_err(text));
@@ -35,6 +54,9 @@ pub(crate) fn wait<T: Send + 'static>(
                 if let Err(error) = py.check_signals() {
                     interrupt.store(true, Ordering::Relaxed);
                     return Err(error);
+                }
+                if end.is_some_and(|end| Instant::now() >= end) {
+                    return Ok(None);
                 }
             }
         }

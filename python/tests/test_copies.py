@@ -730,6 +730,31 @@ driver._library.headway_fake_hold(0)
     assert run(library, code) == "interrupted\nothers end, too\n"
 
 
+def test_a_program_ends_although_the_driver_waits_for_a_stream(library: Path) -> None:
+    code = """
+import ctypes, fake_gpu
+stream, flag = driver.stream(), hw.pinned_empty(8, np.uint8)
+gpu = Array(driver, (2 << 20,), np.uint8)
+hw.copy(gpu, bytes(2 << 20), stream=stream).wait()
+# Of what this stream waits for, nothing comes; the driver lets no call in before.
+driver.call("cuStreamWaitValue32_v2", ctypes.c_void_p(stream), ctypes.c_uint64(flag.ctypes.data), 1, 0)
+driver._library.headway_fake_keep_out(1)
+# Nor does the program free its memory.
+fake_gpu.Memory.__del__ = lambda memory: None
+print("ends")
+"""
+    assert run(library, code) == "ends\n"
+
+
+def test_first_copies_say_nothing_on_standard_error(library: Path) -> None:
+    code = """
+for size in (100, 8 << 20, 8 << 20):
+    hw.copy(Array(driver, (size,), np.uint8), bytes(size))
+print("copied")
+"""
+    assert run(library, code) == "copied\n"
+
+
 def test_a_subinterpreter_is_refused(library: Path) -> None:
     pytest.importorskip("_xxsubinterpreters")
     code = """
