@@ -35,9 +35,15 @@ def build(folder: Path) -> Path | None:
 
 
 class Driver:
-    """The driver of this process, and GPU 0 of it."""
+    """The driver of this process, and GPU 0 of it.
+
+    `is_used` says that the package found it in this process, and finds no GPU any more.
+    """
+
+    is_used = False
 
     def __init__(self, library: Path) -> None:
+        Driver.is_used = True
         self.path = library
         os.environ["HEADWAY_LIBCUDA"] = str(library)
         self._library = ctypes.CDLL(str(library))
