@@ -452,7 +452,7 @@ enum headway_status headway_copier_open_uuid(const char *uuid,
                                              struct headway_copier **copier);
 
 /*
- Closes a copier; null is allowed. Waits two seconds at most for copies that were queued; what has not ended then goes on, and its tickets
+ Closes a copier; null is allowed. Waits some seconds at most for copies that were queued; what has not ended then goes on, and its tickets
  stay valid.
 
  # Safety

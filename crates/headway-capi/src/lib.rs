@@ -290,7 +290,7 @@ unsafe fn open(which: Result<WhichGpu, &str>, options: *const CopierOptions, cop
     })
 }
 
-/// Closes a copier; null is allowed. Waits two seconds at most for copies that were queued; what has not ended then goes on, and its tickets
+/// Closes a copier; null is allowed. Waits some seconds at most for copies that were queued; what has not ended then goes on, and its tickets
 /// stay valid.
 ///
 /// # Safety

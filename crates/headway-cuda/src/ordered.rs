@@ -49,6 +49,10 @@ use crate::words;
 const DRIVER_BUFFERS: usize = 64 << 10;
 /// The smallest chunk of a staged copy.
 const CHUNK_MIN: usize = 512 << 10;
+/// How long a copy that could not be queued to its end is served, if it has begun.
+const REFUSED_MAX: Nanos = Nanos(60_000_000_000);
+/// Between two looks whether a thread still asks the driver.
+const LOOK_NAP: Duration = Duration::from_millis(1);
 /// Bytes that a bulk copy moves out before it lets other streams in.
 const BULK_TURN: usize = 1 << 20;
 
@@ -209,7 +213,7 @@ impl Shared {
 
     /// Has the threads end when nothing is left to copy.
     fn close(&self) {
-        self.closing.store(true, Ordering::Release);
+        self.closing.store(true, Ordering::SeqCst);
         self.queue.wake_all();
     }
 
@@ -528,16 +532,18 @@ impl OrderedCopier {
         let stream = copy.stream.handle();
         // SAFETY: words of the ticket, which live until their generation is over.
         unsafe { words::write(&shared.context, stream, ticket.begin().address(), ticket.generation()) }?;
-        let passed = ticket.awaited();
         let threads = shared.options.threads as usize;
         let chunk = (copy.bytes / (2 * threads)).next_multiple_of(4096).clamp(CHUNK_MIN, pipeline.slot_bytes());
         // SAFETY: the caller's promise.
-        let queued = unsafe { pipeline.queue(&shared.context, copy, chunk, ticket, &shared.queue) };
+        let job = pipeline.job(*copy, chunk, ticket);
+        // SAFETY: the caller's promise.
+        let queued = unsafe { pipeline.queue(&shared.context, &job, ticket, &shared.queue) };
         let held = queued.and_then(|()| {
             // SAFETY: the caller's promise. *Done* is written by a thread or the copier's stream, whatever the caller does.
             unsafe {
                 words::wait(&shared.context, stream, ticket.done().address(), ticket.generation(), table::WAIT_GEQ)
             }?;
+            let passed = ticket.awaited();
             // SAFETY: the caller's promise; the word lives until it is written. Without it nobody gets the ticket's memory, and the copy goes on.
             let passed = unsafe { words::write(&shared.context, stream, passed.address(), ticket.generation()) };
             if let Err(error) = passed {
@@ -549,12 +555,15 @@ impl OrderedCopier {
         let held = held.map_err(|error| shared.fail(error));
         drop(pipelines);
         held.inspect_err(|_| {
-            // What is queued ends, so that nobody waits for the stream for ever, unless the caller's stream does not come to the copy.
-            if !self.settle() {
-                // The caller has its memory back when this returns.
-                shared.queue.remove(ticket);
-                self.workers.rest(DROP_MAX);
+            // What has begun ends, so that nobody waits for the stream for ever.
+            let begun = clock::now();
+            while !self.settle() && job.has_begun() && !shared.queue.is_served(&job) {
+                if shared.context.has_ended() || clock::now() - begun > REFUSED_MAX {
+                    break;
+                }
             }
+            // The caller has its memory back when this returns.
+            shared.queue.give_up(&job);
         })
     }
 
@@ -583,7 +592,7 @@ impl OrderedCopier {
 }
 
 impl Drop for OrderedCopier {
-    /// Waits for two seconds at most. Copies that have not ended by then go on.
+    /// Waits for some seconds at most. Copies that have not ended by then go on.
     fn drop(&mut self) {
         if self.shared.context.driver.here().is_err() {
             // A forked child has none of the threads, and no stream uses its memory.
@@ -592,8 +601,8 @@ impl Drop for OrderedCopier {
         self.shared.close();
         let rests = self.settle();
         let end = clock::now().saturating_add(DROP_MAX);
-        while self.shared.is_looking.load(Ordering::Acquire) && clock::now() < end {
-            headway_os::sched::yield_now();
+        while self.shared.is_looking.load(Ordering::SeqCst) && clock::now() < end {
+            std::thread::sleep(LOOK_NAP);
         }
         if rests {
             return self.workers.join();

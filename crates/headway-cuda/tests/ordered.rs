@@ -14,7 +14,7 @@ use headway_device::gpu::{Caching, CpuReach, Gpu, Operation};
 use headway_device::{Access, DeviceError, DeviceLimits};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use support::{Fake, failing, in_time};
+use support::{Fake, failing, in_time, wait_until};
 
 static STREAMS: LazyLock<Fake> = LazyLock::new(|| Fake::build(&["-DSTREAMS"]));
 /// Far longer than anything here takes.
@@ -388,7 +388,7 @@ fn no_stream_waits_for_the_rest_of_a_copy_that_cannot_be_queued() {
             let mut data = random(9 << 20, 4);
             let refused = setup.copy(direction, &device, &mut data, stream);
             assert!(matches!(refused, Err(DeviceError::Driver { code: 1, .. })), "{refused:?}");
-            assert_eq!(fake.unfinished(), 0, "{call}, the {at}th");
+            wait_until("no stream waits", || fake.unfinished() == 0);
         }
     }
 }
@@ -414,16 +414,17 @@ fn a_wait_keeps_its_limit_while_another_thread_keeps_the_driver() {
 
 #[test]
 fn a_copy_that_is_refused_when_all_of_it_is_queued_does_not_touch_the_memory_later() {
-    // One wait of the test's, one for the turn, one for each of eight chunks, and that of the caller's stream.
-    let fake = failing("cuStreamWaitValue32_v2", 1, 11, &["-DSTREAMS"]);
+    // One wait of the test's, one for the turn, one for each of 18 chunks, and that of the caller's stream.
+    let fake = failing("cuStreamWaitValue32_v2", 1, 21, &["-DSTREAMS"]);
     let setup = Setup::new(&fake);
-    let (stream, other, device) = (setup.stream(), setup.stream(), setup.device(4 << 20));
+    let (stream, other, device) = (setup.stream(), setup.stream(), setup.device(9 << 20));
     let word = setup.gpu.pinned_buffer(8, Caching::Cached).unwrap();
-    let mut back = vec![7; 4 << 20];
+    let mut back = vec![7; 9 << 20];
     setup.word(b"cuStreamWaitValue32_v2\0", stream, &word, 1);
     let refused = setup.copy(Direction::D2h, &device, &mut back, stream);
     assert!(matches!(refused, Err(DeviceError::Driver { code: 1, .. })), "{refused:?}");
     setup.word(b"cuStreamWriteValue32_v2\0", other, &word, 1);
+    wait_until("no stream waits", || fake.unfinished() == 0);
     drop(setup.copier);
     assert!(back.iter().all(|byte| *byte == 7), "the memory is the caller's again");
 }

@@ -1,7 +1,7 @@
 //! A copy as the copier's threads see it, and the slots through which it goes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use headway_core::models::transfer::{Direction, Stores};
 use headway_device::buffer::Memory;
@@ -38,6 +38,10 @@ pub(super) struct OrderedJob {
     count: AtomicUsize,
     /// Chunks that no thread has copied yet.
     left: AtomicUsize,
+    /// Threads that copy a chunk of it.
+    busy: AtomicUsize,
+    /// The host's memory is the caller's again: threads write words only.
+    is_given_up: AtomicBool,
     stores: Stores,
 }
 
@@ -65,16 +69,42 @@ impl OrderedJob {
         let stores = if copy.direction == Direction::D2h && has_pages() { Stores::NonTemporal } else { Stores::Plain };
         let chunks = copy.bytes.div_ceil(chunk);
         let (begin, done, generation) = (ticket.begin(), ticket.done(), ticket.generation());
-        let (count, left) = (AtomicUsize::new(chunks), AtomicUsize::new(chunks));
-        Self { copy, chunk, begin, done, generation, slots: Arc::clone(slots), first, count, left, stores }
+        Self {
+            copy,
+            chunk,
+            begin,
+            done,
+            generation,
+            slots: Arc::clone(slots),
+            first,
+            count: AtomicUsize::new(chunks),
+            left: AtomicUsize::new(chunks),
+            busy: AtomicUsize::new(0),
+            is_given_up: AtomicBool::new(false),
+            stores,
+        }
     }
 
-    pub(super) fn is_of(&self, ticket: &OrderedTicket) -> bool {
-        self.generation == ticket.generation() && self.done.address() == ticket.done().address()
+    /// What is copied.
+    pub(super) fn of(&self) -> &OrderedCopy {
+        &self.copy
+    }
+
+    pub(super) fn chunk_bytes(&self) -> usize {
+        self.chunk
+    }
+
+    pub(super) fn busy(&self) -> &AtomicUsize {
+        &self.busy
     }
 
     pub(super) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// From the next chunk on that a thread begins, the host's memory is left alone.
+    pub(super) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Release);
     }
 
     /// For [`super::workers::JobQueue::shorten`], whose lock is held.
@@ -102,7 +132,8 @@ impl OrderedJob {
     pub(super) fn copy(&self, at: usize) {
         let number = self.first + at as u64;
         let (slot, turn, offset) = (slot_of(number), use_of(number), at * self.chunk);
-        let len = self.chunk.min(self.copy.bytes - offset);
+        let (is_given_up, len) = (self.is_given_up.load(Ordering::Acquire), self.chunk.min(self.copy.bytes - offset));
+        let len = if is_given_up { 0 } else { len };
         let (staged, host) = (self.slots.memory[slot].base(), self.copy.host.wrapping_add(offset));
         let is_in = self.copy.direction == Direction::H2d;
         let (to, from) = if is_in { (staged, host) } else { (host, staged) };
@@ -112,7 +143,7 @@ impl OrderedJob {
         copy::copy(to, from, self.stores);
         // *Filled*, or *drained*.
         self.slots.words.word(2 * slot + usize::from(!is_in)).store(turn, Ordering::Release);
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && !is_in {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && !is_in && !is_given_up {
             self.done.set(self.generation);
         }
     }

@@ -53,29 +53,34 @@ impl Pipeline {
         self.slots.memory[0].bytes()
     }
 
-    /// Queues all chunks of a copy, and hands it to the threads; after an error those chunks for which the stream waits. One is woken before a stream waits for it: another thread of the program may
-    /// make the driver wait for all streams just then, and a call from here would wait for that. The others are woken at the end, since a thread that
-    /// wakes may take the caller's CPU, but before the driver's queue may be full.
+    /// The next copy of this pipeline.
+    pub(super) fn job(&self, copy: OrderedCopy, chunk: usize, ticket: &OrderedTicket) -> Arc<OrderedJob> {
+        Arc::new(OrderedJob::new(copy, chunk, ticket, &self.slots, self.chunks))
+    }
+
+    /// Queues all chunks of a copy, and hands it to the threads. After an error they serve the chunks that are queued.
+    ///
+    /// One thread is woken before a stream waits for it: another thread of the program may make the driver wait for all streams just then, and a call
+    /// from here would wait for that. The others are woken at the end, since a thread that wakes may take the caller's CPU, but before the driver's
+    /// queue may be full.
     ///
     /// # Safety
     /// The caller keeps the promise of [`super::RawCopy::new`]; the context is current.
     pub(super) unsafe fn queue(
         &mut self,
         context: &Context,
-        copy: &OrderedCopy,
-        chunk: usize,
+        job: &Arc<OrderedJob>,
         ticket: &OrderedTicket,
         jobs: &JobQueue,
     ) -> Result<(), DeviceError> {
         let (first, stream, generation) = (self.chunks, self.stream.handle(), ticket.generation());
-        let count = copy.bytes.div_ceil(chunk);
+        let (copy, chunk, count) = (job.of(), job.chunk_bytes(), job.count());
         self.chunks += count as u64;
         self.copies += 1;
         self.last = Some((ticket.done(), generation));
         // SAFETY: the words live as long as the ticket's memory.
         unsafe { words::wait(context, stream, ticket.begin().address(), generation, table::WAIT_GEQ) }?;
-        let job = Arc::new(OrderedJob::new(*copy, chunk, ticket, &self.slots, first));
-        jobs.push(Arc::clone(&job));
+        jobs.push(Arc::clone(job));
         let is_in = copy.direction == Direction::H2d;
         let mut queued = (0..count).try_for_each(|at| {
             if at == WAKE_AFTER {
@@ -84,7 +89,7 @@ impl Pipeline {
             // SAFETY: the caller's promise.
             let queued = unsafe { self.queue_chunk(context, copy, first + at as u64, at * chunk, chunk) };
             // The stream may wait already for the chunk that failed to be filled.
-            queued.inspect_err(|_| jobs.shorten(&job, at + usize::from(is_in)))
+            queued.inspect_err(|_| jobs.shorten(job, at + usize::from(is_in)))
         });
         if queued.is_ok() && is_in {
             // SAFETY: the caller's promise.

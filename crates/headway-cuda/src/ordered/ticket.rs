@@ -1,7 +1,7 @@
 //! The words by which a copy begins and ends, and what the caller holds of a copy.
 
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -150,6 +150,15 @@ impl std::fmt::Debug for OrderedTicket {
     }
 }
 
+/// Held while a thread asks the driver.
+struct Looking(Arc<AtomicBool>);
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 impl OrderedTicket {
     /// How the copy is made.
     #[must_use]
@@ -171,22 +180,29 @@ impl OrderedTicket {
     }
 
     /// Has a thread ask the driver whether the copier's streams have failed; then [`OrderedTicket::is_done`] tells. Returns at once, also while
-    /// another thread keeps the driver.
+    /// another thread keeps the driver, unless the copier is gone.
     pub fn look(&self) {
-        let is_looking = &self.shared.is_looking;
-        if self.shared.context.driver.here().is_err() || is_looking.swap(true, Ordering::AcqRel) {
+        let driver = &self.shared.context.driver;
+        if driver.here().is_err() {
             return;
         }
-        let (shared, is_looking) = (Arc::clone(&self.shared), Arc::clone(is_looking));
-        let work = move || {
+        if self.shared.is_looking.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let looking = Looking(Arc::clone(&self.shared.is_looking));
+        // Then nobody would wait for the thread.
+        if self.shared.closing.load(Ordering::SeqCst) {
+            // A context that has ended does not say what is current.
+            let _before = driver.keep_current().ok();
+            return self.shared.look();
+        }
+        let shared = Arc::clone(&self.shared);
+        // Without a thread the next look tries again.
+        let _ = threads::spawn("headway-look", move || {
             shared.look();
             drop(shared);
-            is_looking.store(false, Ordering::Release);
-        };
-        if threads::spawn("headway-look", work).is_err() {
-            // The next look tries again.
-            self.shared.is_looking.store(false, Ordering::Release);
-        }
+            drop(looking);
+        });
     }
 
     /// Waits until the bytes are in the destination, for `limit` at most.

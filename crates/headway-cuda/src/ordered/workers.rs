@@ -6,13 +6,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
 use headway_os::threads;
 
 use super::Shared;
 use super::job::OrderedJob;
-use super::ticket::OrderedTicket;
 use crate::driver::lock;
 
 /// Between two looks at words that a stream is to write: at first, at most while a copy moves, and at most before its turn has come.
@@ -40,7 +40,7 @@ enum NextChunk {
 }
 
 impl JobQueue {
-    /// Takes a copy and wakes a thread. From then on, every stream that waits goes on without another call of the driver.
+    /// Takes a copy and wakes a thread. The others sleep on.
     pub(super) fn push(&self, job: Arc<OrderedJob>) {
         lock(&self.jobs).push_back((job, 0));
         self.came.notify_one();
@@ -53,9 +53,24 @@ impl JobQueue {
         jobs.retain(|(known, next)| !Arc::ptr_eq(known, job) || *next < chunks);
     }
 
-    /// Forgets a copy. A stream that waits for its chunks waits for ever.
-    pub(super) fn remove(&self, ticket: &OrderedTicket) {
-        lock(&self.jobs).retain(|(known, _)| !known.is_of(ticket));
+    /// Whether threads have copied all chunks of a copy.
+    pub(super) fn is_served(&self, job: &Arc<OrderedJob>) -> bool {
+        let jobs = lock(&self.jobs);
+        jobs.iter().all(|(known, _)| !Arc::ptr_eq(known, job)) && job.busy().load(Ordering::Acquire) == 0
+    }
+
+    /// Leaves a copy's host memory alone; no thread uses it when this returns. What the GPU has stays out of it, too: a stream that waits for chunks to be
+    /// filled waits for ever.
+    pub(super) fn give_up(&self, job: &Arc<OrderedJob>) {
+        let mut jobs = lock(&self.jobs);
+        job.give_up();
+        if job.of().direction == Direction::H2d {
+            jobs.retain(|(known, _)| !Arc::ptr_eq(known, job));
+        }
+        drop(jobs);
+        while job.busy().load(Ordering::Acquire) > 0 {
+            std::thread::sleep(NAP_MOVING);
+        }
     }
 
     /// Whether no thread copies, nor will.
@@ -83,6 +98,7 @@ impl JobQueue {
             jobs.remove(at);
         }
         self.busy.fetch_add(1, Ordering::Relaxed);
+        found.0.busy().fetch_add(1, Ordering::Relaxed);
         NextChunk::Chunk(found.0, found.1)
     }
 
@@ -98,6 +114,7 @@ impl JobQueue {
                 NextChunk::Chunk(job, at) => {
                     drop(jobs);
                     job.copy(at);
+                    job.busy().fetch_sub(1, Ordering::Release);
                     // With the acquire in `rest`: a thread that sees that nobody copies also sees the bytes of this chunk.
                     self.busy.fetch_sub(1, Ordering::Release);
                     nap = NAP_MIN;
