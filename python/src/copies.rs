@@ -30,10 +30,8 @@ const WAITS: u32 = 6;
 const LOOK: Duration = Duration::from_millis(150);
 /// What a copy waits for a place among those under way.
 const PLACE_MAX: Duration = Duration::from_secs(10);
-/// What the end of the interpreter waits for copies and threads that are under way.
+/// What the end of the interpreter waits for copies that are under way, and for flows and copiers to close.
 pub(crate) const EXIT_MAX: Duration = Duration::from_secs(10);
-/// What it waits at least for copiers to close.
-const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// Pages that are looked at to tell whether most of an array were never touched.
 const SAMPLES: usize = 8;
 /// Between two looks whether one of too many copies has ended.
@@ -147,8 +145,9 @@ impl Queued {
         Ok(lock(&self.ticket).clone())
     }
 
-    /// Keeps the arrays for ever: nobody knows when the GPU leaves them alone.
+    /// Keeps the arrays for ever, since nobody knows when the GPU leaves them alone, and the copier with its memory.
     fn leave(&self) {
+        forget(lock(&self.ticket).clone());
         forget(lock(&self.keepers).take());
     }
 }
@@ -543,7 +542,16 @@ pub(crate) fn explain_copy(
 pub(crate) struct PinnedMemory {
     address: usize,
     bytes: usize,
-    _memory: Mutex<Span>,
+    memory: Mutex<Option<Span>>,
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        if visits::are_over() {
+            // The driver may wait for streams that never rest.
+            forget(lock(&self.memory).take());
+        }
+    }
 }
 
 #[pymethods]
@@ -557,7 +565,7 @@ impl PinnedMemory {
             let buffer = copier.gpu().pinned_buffer(bytes, Caching::Cached)?;
             let mut span = buffer.claim(0..bytes, Access::Write)?;
             let address = span.bytes_mut()?.as_mut_ptr().expose_provenance();
-            Ok(Self { address, bytes, _memory: Mutex::new(span) })
+            Ok(Self { address, bytes, memory: Mutex::new(Some(span)) })
         });
         pinned.map_err(|error: headway::copy::DeviceError| {
             failed(py, &headway::Error::from(headway::copy::CopyError::from(error)))
@@ -602,7 +610,8 @@ pub(crate) fn finish_copies(py: Python<'_>) -> PyResult<()> {
     if !FORKED_IN_OPENING.load(Ordering::Relaxed) {
         let copiers = std::mem::take(&mut *COPIERS.write().unwrap_or_else(PoisonError::into_inner));
         // Unpinning waits for all streams, also for those of which the program waits for nothing any more.
-        let closed = wait_until(py, end.max(Instant::now() + CLOSE_MAX), || drop(copiers));
+        let end = Instant::now() + EXIT_MAX;
+        let closed = if copiers.is_empty() { Ok(None) } else { wait_until(py, end, || drop(copiers)) };
         interrupted = interrupted.and_then(|()| closed.map(drop));
     }
     let finished = visits::finish(py, end);

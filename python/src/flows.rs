@@ -16,7 +16,7 @@ use crate::arrays::{Keeper, stream_handle};
 use crate::copies::{EXIT_MAX, Ends, Timeout, copier, failed, late};
 use crate::errors::{ArrayFacts, array_error, is_timeout, options_error};
 use crate::sync::lock;
-use crate::visits::Visit;
+use crate::visits::{self, Visit};
 use crate::wait::wait_until;
 
 /// Between two looks at Python's signals.
@@ -328,9 +328,26 @@ impl NativeFlow {
     }
 }
 
+impl Drop for NativeFlow {
+    fn drop(&mut self) {
+        if visits::are_over() {
+            // The driver may keep what closes it.
+            forget(lock(&self.flow).take());
+        }
+    }
+}
+
 /// A copy that was submitted.
 #[pyclass(frozen, module = "headway._native")]
 pub(crate) struct NativeFlowTicket(Arc<Submitted>);
+
+impl Drop for NativeFlowTicket {
+    fn drop(&mut self) {
+        if visits::are_over() {
+            forget(Arc::clone(&self.0));
+        }
+    }
+}
 
 #[pymethods]
 impl NativeFlowTicket {
@@ -426,7 +443,8 @@ impl FlowReport {
 #[pyfunction]
 pub(crate) fn finish_flows(py: Python<'_>) -> PyResult<()> {
     let nodes = std::mem::take(&mut *lock(&NODES));
-    let finished = wait_until(py, Instant::now() + EXIT_MAX, || drop(nodes));
+    let end = Instant::now() + EXIT_MAX;
+    let finished = if nodes.is_empty() { Ok(None) } else { wait_until(py, end, || drop(nodes)) };
     forget(std::mem::take(&mut *lock(&UNDER_WAY)));
     finished.map(drop)
 }

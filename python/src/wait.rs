@@ -1,12 +1,13 @@
 //! Work beside the interpreter, which Ctrl-C ends.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use headway::threads;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 
 /// How long Python's signals wait to be looked at.
@@ -23,13 +24,17 @@ pub(crate) fn wait<T: Send + 'static>(
     wait_in_thread(py, None, &interrupt, work)?.ok_or_else(never)
 }
 
-/// The same until `end` at most; `None` if the thread is not done then, and goes on.
+/// The same until `end` at most; `None` if the thread is not done then, and goes on. Without a thread, what `work` has is left as it is.
 pub(crate) fn wait_until<T: Send + 'static>(
     py: Python<'_>,
     end: Instant,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<Option<T>> {
-    wait_in_thread(py, Some(end), &AtomicBool::new(false), work)
+    let work = ManuallyDrop::new(work);
+    match wait_in_thread(py, Some(end), &AtomicBool::new(false), move || ManuallyDrop::into_inner(work)()) {
+        Err(error) if error.is_instance_of::<PyOSError>(py) => Ok(None),
+        done => done,
+    }
 }
 
 fn wait_in_thread<T: Send + 'static>(

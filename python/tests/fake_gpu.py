@@ -37,7 +37,7 @@ def build(folder: Path) -> Path | None:
 class Driver:
     """The driver of this process, and GPU 0 of it.
 
-    `is_used` says that the package found it in this process, and finds no GPU any more.
+    `is_used`: this process has one, and finds no real GPU.
     """
 
     is_used = False

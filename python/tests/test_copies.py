@@ -730,17 +730,23 @@ driver._library.headway_fake_hold(0)
     assert run(library, code) == "interrupted\nothers end, too\n"
 
 
-def test_a_program_ends_although_the_driver_waits_for_a_stream(library: Path) -> None:
-    code = """
-import ctypes, fake_gpu
-stream, flag = driver.stream(), hw.pinned_empty(8, np.uint8)
+@pytest.mark.parametrize("kept", ["flows and copiers", "pinned memory"])
+def test_a_program_ends_although_the_driver_waits_for_a_stream(library: Path, kept: str) -> None:
+    opened = """
 gpu = Array(driver, (2 << 20,), np.uint8)
 hw.copy(gpu, bytes(2 << 20), stream=stream).wait()
-# Of what this stream waits for, nothing comes; the driver lets no call in before.
-driver.call("cuStreamWaitValue32_v2", ctypes.c_void_p(stream), ctypes.c_uint64(flag.ctypes.data), 1, 0)
-driver._library.headway_fake_keep_out(1)
+flow = hw.machine("h200-x1").flow("camera", dst=gpu, src=hw.pinned_empty(2 << 20, np.uint8), period="1 s", deadline="1 s")
 # Nor does the program free its memory.
 fake_gpu.Memory.__del__ = lambda memory: None
+"""
+    everything = kept == "flows and copiers"
+    code = f"""
+import ctypes, fake_gpu
+stream, flag = driver.stream(), hw.pinned_empty(8, np.uint8)
+{opened if everything else ""}
+# Nothing comes that this stream waits for; the driver lets no call in before, or none that frees memory.
+driver.call("cuStreamWaitValue32_v2", ctypes.c_void_p(stream), ctypes.c_uint64(flag.ctypes.data), 1, 0)
+driver._library.headway_fake_keep_out({1 if everything else 2})
 print("ends")
 """
     assert run(library, code) == "ends\n"
