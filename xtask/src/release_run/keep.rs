@@ -18,7 +18,7 @@ use crate::{claims, keep_run};
 pub(crate) struct Args {
     /// Folder with the archives that the parts left of one host
     raw: PathBuf,
-    /// A word for the host: the run's name ends with it
+    /// A letter for the host, behind those of all runs that day: the name of the run ends with it
     #[arg(long, value_name = "NAME")]
     host: String,
     /// Keep it although figures are missing; the summary names them
