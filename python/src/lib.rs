@@ -216,6 +216,10 @@ mod _native {
     fn init() -> PyResult<()> {
         Python::attach(|py| {
             visits::check_interpreter(py)?;
+            // What pyo3 makes once for these, it makes without the interpreter's lock: a child that is forked then would wait for ever.
+            let kind = py.get_type::<PyAny>();
+            kind.module()?;
+            kind.qualname()?;
             let logger = pyo3_log::Logger::new(py, pyo3_log::Caching::Loggers)?.filter(log::LevelFilter::Debug);
             // Python's part logs what each copy did. It needs no lock to ask whether anybody listens.
             let logger = logger.filter_target("headway::copy".to_owned(), log::LevelFilter::Info);
