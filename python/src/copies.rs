@@ -22,7 +22,7 @@ use crate::callbacks;
 use crate::errors::{self, Subject, is_timeout, json, options_error, raised};
 use crate::sync::lock;
 use crate::visits::{self, Visit};
-use crate::wait::wait_until;
+use crate::wait::{self, EXIT_MAX};
 
 /// How often a copy that waits lets Python's signals be looked at and waits again: the library gives up after 10 s each.
 const WAITS: u32 = 6;
@@ -30,8 +30,6 @@ const WAITS: u32 = 6;
 const LOOK: Duration = Duration::from_millis(150);
 /// What a copy waits for a place among those under way.
 const PLACE_MAX: Duration = Duration::from_secs(10);
-/// What the end of the interpreter waits for copies that are under way, and for flows and copiers to close.
-pub(crate) const EXIT_MAX: Duration = Duration::from_secs(10);
 /// Pages that are looked at to tell whether most of an array were never touched.
 const SAMPLES: usize = 8;
 /// Between two looks whether one of too many copies has ended.
@@ -610,9 +608,8 @@ pub(crate) fn finish_copies(py: Python<'_>) -> PyResult<()> {
     if !FORKED_IN_OPENING.load(Ordering::Relaxed) {
         let copiers = std::mem::take(&mut *COPIERS.write().unwrap_or_else(PoisonError::into_inner));
         // Unpinning waits for all streams, also for those of which the program waits for nothing any more.
-        let end = Instant::now() + EXIT_MAX;
-        let closed = if copiers.is_empty() { Ok(None) } else { wait_until(py, end, || drop(copiers)) };
-        interrupted = interrupted.and_then(|()| closed.map(drop));
+        let closed = wait::close(py, copiers);
+        interrupted = interrupted.and(closed);
     }
     let finished = visits::finish(py, end);
     interrupted.and(finished)

@@ -13,11 +13,11 @@ use pyo3::prelude::*;
 
 use crate::Machine;
 use crate::arrays::{Keeper, stream_handle};
-use crate::copies::{EXIT_MAX, Ends, Timeout, copier, failed, late};
+use crate::copies::{Ends, Timeout, copier, failed, late};
 use crate::errors::{ArrayFacts, array_error, is_timeout, options_error};
 use crate::sync::lock;
 use crate::visits::{self, Visit};
-use crate::wait::wait_until;
+use crate::wait;
 
 /// Between two looks at Python's signals.
 const LOOK: Duration = Duration::from_millis(150);
@@ -443,8 +443,7 @@ impl FlowReport {
 #[pyfunction]
 pub(crate) fn finish_flows(py: Python<'_>) -> PyResult<()> {
     let nodes = std::mem::take(&mut *lock(&NODES));
-    let end = Instant::now() + EXIT_MAX;
-    let finished = if nodes.is_empty() { Ok(None) } else { wait_until(py, end, || drop(nodes)) };
+    let finished = wait::close(py, nodes);
     forget(std::mem::take(&mut *lock(&UNDER_WAY)));
-    finished.map(drop)
+    finished
 }

@@ -10,6 +10,8 @@ use headway::threads;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 
+/// What the end of the interpreter waits for copies that are under way, and for flows and copiers to close.
+pub(crate) const EXIT_MAX: Duration = Duration::from_secs(10);
 /// How long Python's signals wait to be looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -24,19 +26,20 @@ pub(crate) fn wait<T: Send + 'static>(
     wait_in_thread(py, None, &interrupt, work)?.ok_or_else(never)
 }
 
-/// The same until `end` at most; `None` if the thread is not done then, and goes on. Without a thread, what `work` has is left as it is.
-pub(crate) fn wait_until<T: Send + 'static>(
-    py: Python<'_>,
-    end: Instant,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> PyResult<Option<T>> {
-    let work = ManuallyDrop::new(work);
-    match wait_in_thread(py, Some(end), &AtomicBool::new(false), move || ManuallyDrop::into_inner(work)()) {
-        Err(error) if error.is_instance_of::<PyOSError>(py) => Ok(None),
-        done => done,
+/// At the interpreter's end: has a thread drop what the driver may hold up, and waits for [`EXIT_MAX`] at most. Without a thread it is left as it is.
+pub(crate) fn close<T: Send + 'static>(py: Python<'_>, open: Vec<T>) -> PyResult<()> {
+    if open.is_empty() {
+        return Ok(());
+    }
+    let open = ManuallyDrop::new(open);
+    let work = move || drop(ManuallyDrop::into_inner(open));
+    match wait_in_thread(py, Some(Instant::now() + EXIT_MAX), &AtomicBool::new(false), work) {
+        Err(error) if error.is_instance_of::<PyOSError>(py) => Ok(()),
+        closed => closed.map(drop),
     }
 }
 
+/// `None` if the thread is not done at `end`; it goes on.
 fn wait_in_thread<T: Send + 'static>(
     py: Python<'_>,
     end: Option<Instant>,

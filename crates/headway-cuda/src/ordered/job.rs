@@ -132,8 +132,8 @@ impl OrderedJob {
     pub(super) fn copy(&self, at: usize) {
         let number = self.first + at as u64;
         let (slot, turn, offset) = (slot_of(number), use_of(number), at * self.chunk);
-        let (is_given_up, len) = (self.is_given_up.load(Ordering::Acquire), self.chunk.min(self.copy.bytes - offset));
-        let len = if is_given_up { 0 } else { len };
+        let is_given_up = self.is_given_up.load(Ordering::Acquire);
+        let len = if is_given_up { 0 } else { self.chunk.min(self.copy.bytes - offset) };
         let (staged, host) = (self.slots.memory[slot].base(), self.copy.host.wrapping_add(offset));
         let is_in = self.copy.direction == Direction::H2d;
         let (to, from) = if is_in { (staged, host) } else { (host, staged) };
