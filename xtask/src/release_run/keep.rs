@@ -158,7 +158,13 @@ fn write(parts: &[Part], folder: &Path, name: &str, gpus: usize) -> anyhow::Resu
     let (figures, missing) = claims::of_release(folder, name, gpus)?;
     let failed = |piece: &str| {
         let of = parts.iter().flat_map(|part| &part.pieces).find(|it| it.name == piece);
-        of.map_or_else(|| "it was not run".to_owned(), |it| it.result.clone())
+        match of.map(|it| it.result.as_str()) {
+            None => "it was not run".to_owned(),
+            Some("ok") => {
+                "its output has no such figure, for example of flows that the host could not be promised".to_owned()
+            }
+            Some(failed) => failed.to_owned(),
+        }
     };
     let missing: Vec<String> =
         missing.into_iter().map(|(figure, piece)| format!("{figure}: piece `{piece}`: {}", failed(piece))).collect();
@@ -316,6 +322,7 @@ mod tests {
         pack(raw.path(), |folder| {
             if folder.ends_with("one") {
                 fs::remove_file(folder.join("shares.out")).unwrap();
+                fs::write(folder.join("flows.out"), "{}").unwrap();
                 let pieces = fs::read_to_string(folder.join("pieces.tsv")).unwrap();
                 fs::write(folder.join("pieces.tsv"), pieces.replace("shares\tok", "shares\texit status 1")).unwrap();
             }
@@ -325,6 +332,7 @@ mod tests {
         for line in [
             "Products of matrices under a share of the multiprocessors: 10 %: piece `shares`: exit status 1",
             "Weights of 2 GB loaded by the Python package: GB/s: piece `loads`: it was not run",
+            "Ten flows in both directions, beside bulk copies: missed: piece `flows`: its output has no such figure",
         ] {
             assert!(error.contains(line), "{error}");
         }
