@@ -61,6 +61,10 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<CommandAnswer> {
     broker::serve(&options, &stop, tell, |socket| {
         if !out.quiet {
             say(&format!("listening at {}", printable(&socket.display().to_string())));
+            say(&format!(
+                "its GPUs are those of machine `{}` (`--machine`); whether they are there is not looked at",
+                printable(&args.machine)
+            ));
         }
     })?;
     Ok(CommandAnswer::Yes)

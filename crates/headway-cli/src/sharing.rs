@@ -12,6 +12,7 @@ use headway::run::{RunOptions, tasks};
 use headway::share::{self, SharingReport};
 use headway::share::{Resource, TardinessVerdict, Unknown};
 use headway::tightest::{self, LINES, more, tightest};
+use headway::units::Nanos;
 use headway::workload::Loaded;
 use headway::workload::Workload;
 use headway_cli::terminal::{Bar, CommandAnswer, Out};
@@ -79,6 +80,19 @@ fn text(report: &SharingReport, usual: bool) -> String {
         report.mode
     );
     let _ = writeln!(text, "verdict   {}", verdict(report));
+    if report.verdict == TardinessVerdict::Yes && !report.tasks.is_empty() {
+        let promised = report.tasks.iter().filter(|task| task.tardiness == Some(Nanos::ZERO)).count();
+        let _ = match (promised, report.tasks.len()) {
+            (promised, all) if promised == all => writeln!(text, "deadlines all are promised: no job is late"),
+            (0, _) => writeln!(text, "deadlines none is promised: jobs may be late, by a bounded time"),
+            (promised, all) => {
+                writeln!(
+                    text,
+                    "deadlines of {promised} of {all} tasks are promised; jobs of others may be late, by a bounded time"
+                )
+            }
+        };
+    }
     let _ = writeln!(text, "holds for sporadic tasks; strength: sufficient, \"don't know\" is not \"no\"");
     for note in &report.notes {
         let _ = writeln!(text, "note      {note}");
@@ -98,8 +112,8 @@ fn text(report: &SharingReport, usual: bool) -> String {
     if !report.tasks.is_empty() {
         let _ = writeln!(
             text,
-            "\n{:<16} {:>10} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}",
-            "task", "period", "hold", "token wait", "engine wait", "blocking", "with own", "tardiness"
+            "\n{:<16} {:>10} {:>10} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}",
+            "task", "period", "deadline", "hold", "token wait", "engine wait", "blocking", "with own", "tardiness"
         );
     }
     let tasks = tightest(&report.tasks, LINES, |task| tightest::of_task(task));
@@ -107,9 +121,10 @@ fn text(report: &SharingReport, usual: bool) -> String {
         let tardiness = task.tardiness.map_or_else(|| "-".to_owned(), |time| time.to_string());
         let _ = writeln!(
             text,
-            "{:<16} {:>10} {:>12} {:>12} {:>12} {:>12} {:>12} {tardiness:>12}",
+            "{:<16} {:>10} {:>10} {:>12} {:>12} {:>12} {:>12} {:>12} {tardiness:>12}",
             task.id,
             task.period.to_string(),
+            task.deadline.to_string(),
             task.token_hold.to_string(),
             task.token_wait.to_string(),
             task.engine_wait.to_string(),
@@ -127,11 +142,14 @@ fn verdict(report: &SharingReport) -> String {
         TardinessVerdict::Yes => "tardiness is bounded".to_owned(),
         TardinessVerdict::No(resource) => {
             let what = match resource {
-                Resource::Cpu => "CPUs".to_owned(),
-                Resource::Execute => "execution engines".to_owned(),
-                Resource::Copy => "copy engines".to_owned(),
+                Resource::Cpu => "CPUs",
+                Resource::Execute => "execution engines",
+                Resource::Copy => "copy engines",
                 Resource::Sequence(task) => {
-                    format!("time of task {}, whose jobs take longer than its period", name(task.0))
+                    return format!(
+                        "NOT bounded: the longest jobs of task {} take longer than its period",
+                        name(task.0)
+                    );
                 }
             };
             format!("NOT bounded: the longest jobs need more than there is of the {what}")

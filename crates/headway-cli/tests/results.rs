@@ -40,6 +40,38 @@ fn streams_whose_ids_look_alike_have_a_file_each() {
 }
 
 #[test]
+fn a_report_never_replaces_a_run() {
+    let place = place();
+    fs::write(place.path().join("alike.toml"), alike()).unwrap();
+    for folder in ["one", "two"] {
+        headway(place.path(), &["run", "alike.toml", "--backend", "sim", "--out", folder]).exits(0);
+    }
+    let before = tree(place.path());
+    for log in ["one", "one/run.jsonl", "two"] {
+        let refused = headway(place.path(), &["report", log, "--out", "one"]).exits(2);
+        assert!(refused.err.contains("`one` exists and holds `run.jsonl`, the log of a run"), "{}", refused.err);
+    }
+    assert_eq!(tree(place.path()), before);
+}
+
+#[test]
+fn files_of_streams_are_cut_by_what_the_streams_give_and_not_by_what_they_read() {
+    let place = place();
+    let options = ["--machine", "h200-x1", "--backend", "sim", "--duration", "3 s", "--sample-max", "512 KiB"];
+    let run = headway(place.path(), &[&["run", "workloads/lidar.toml"][..], &options].concat()).exits(0);
+    assert!(run.out.contains("the first 256 KiB of 3.75 MiB that 1 of 1 streams gave"), "{}", run.out);
+}
+
+#[test]
+fn streams_for_which_the_input_has_no_packet_are_named() {
+    let place = place();
+    fs::write(place.path().join("alike.toml"), alike()).unwrap();
+    fs::write(place.path().join("input"), [7; 16]).unwrap();
+    let run = headway(place.path(), &["run", "alike.toml", "--backend", "sim", "--input", "input"]).exits(0);
+    assert!(run.err.contains("warning: 1 of 2 streams had no packet, `a/b` for one"), "{}", run.err);
+}
+
+#[test]
 fn no_name_leads_out_of_the_folder_of_results() {
     let place = place();
     let text = fs::read_to_string(place.path().join("workloads/encrypt.toml")).unwrap();

@@ -308,7 +308,7 @@ fn a_plan_that_is_not_accepted_runs_only_when_forced_and_then_misses() {
     let words = [
         "not accepted",
         "  cause: in an interval of 2 ms on `engine`",
-        "2 ms too many",
+        "2 ms too much",
         "`headway plan` shows",
         "`--force`",
     ];

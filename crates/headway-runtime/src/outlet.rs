@@ -51,14 +51,17 @@ pub const INCOMPLETE: &str = "INCOMPLETE.txt";
 /// What the names of outputs end with that end early.
 pub const PART: &str = ".incomplete";
 
+/// The log of a run, as it is written and as it is kept.
+const LOGS: [&str; 2] = ["run.jsonl", "run.jsonl.gz"];
+
 /// All names that a result can have at its top. A folder with any other belongs to somebody, and is never replaced.
 pub const NAMES: [&str; 11] = [
     MARK,
     TRACE,
     INCOMPLETE,
     PAGE,
-    "run.jsonl",
-    "run.jsonl.gz",
+    LOGS[0],
+    LOGS[1],
     "workload.toml",
     "plan.json",
     "manifest.json",
@@ -122,6 +125,18 @@ impl Outlet {
         }
         fs::create_dir(&outlet.partial).map_err(error)?;
         Ok(outlet)
+    }
+
+    /// Begins a report that will appear at `place`. It takes the place of an earlier report, and never that of a run, whose log it may be made of.
+    ///
+    /// # Errors
+    /// Those of [`Outlet::create`]; [`OutputError::InTheWay`] if the log of a run is there.
+    pub fn create_report(place: &Path) -> Result<Self, OutputError> {
+        if let Some(log) = LOGS.iter().find(|log| place.join(log).symlink_metadata().is_ok()) {
+            let reason = format!("holds `{log}`, the log of a run, which a report would replace");
+            return Err(OutputError::InTheWay { path: place.to_owned(), reason });
+        }
+        Self::create(place)
     }
 
     /// Where the results will be.
@@ -318,6 +333,29 @@ impl Write for OutFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_report_replaces_an_earlier_report_and_no_run() {
+        let folder = tempfile::tempdir().unwrap();
+        for log in LOGS {
+            let place = folder.path().join(log);
+            let outlet = Outlet::create(&place).unwrap();
+            for name in [log, TRACE, MARK] {
+                outlet.write(name, b"{}").unwrap();
+            }
+            outlet.publish().unwrap();
+            let refused = Outlet::create_report(&place).unwrap_err().to_string();
+            assert!(refused.contains(log) && refused.contains("--out"), "{refused}");
+            assert!(place.join(log).is_file());
+        }
+        let place = folder.path().join("report");
+        for _ in 0..2 {
+            let outlet = Outlet::create_report(&place).unwrap();
+            outlet.write(TRACE, b"").unwrap();
+            outlet.write(MARK, b"{}").unwrap();
+            outlet.publish().unwrap();
+        }
+    }
 
     #[test]
     fn a_result_appears_whole_and_replaces_an_earlier_one() {

@@ -541,7 +541,7 @@ impl Diagnosis for Failure {
                  a run with a larger `--log-max` keeps more"
             }
             Self::Backend { backend: "cuda", .. } => {
-                "`headway doctor` says what is missing; plans and simulations need no GPU (of commands that have it, `--backend sim` or `emu`)"
+                "`headway doctor` says what is missing; plans and simulations need no GPU (`--backend sim` or `emu`, for commands that take it)"
             }
             Self::Output(
                 OutputError::Create { source, .. }

@@ -63,7 +63,7 @@ pub fn report(path: &Path, out: Option<&Path>, traced: u64) -> Result<(RunSummar
     let folder = match out {
         None => None,
         Some(out) => {
-            let outlet = Outlet::create(out)?;
+            let outlet = Outlet::create_report(out)?;
             summary = draw(&outlet, &log, traced, Vec::new())?;
             outlet.write(MARK, &json(&summary))?;
             Some(outlet.publish()?)
@@ -150,7 +150,7 @@ pub fn report_guest(log: &GuestLog) -> guest::GuestSummary {
 /// # Errors
 /// `ErrorKind::Io`.
 pub fn draw_guest(log: &GuestLog, out: &Path) -> Result<PathBuf, Error> {
-    let outlet = Outlet::create(out)?;
+    let outlet = Outlet::create_report(out)?;
     put(&outlet, PAGE, |file| guest::write_page(log, file))?;
     outlet.write(MARK, &json(&guest::summarize(log)))?;
     Ok(outlet.publish()?)
@@ -198,7 +198,7 @@ pub fn report_sharing(
     let folder = match out {
         None => None,
         Some(out) => {
-            let outlet = Outlet::create(out)?;
+            let outlet = Outlet::create_report(out)?;
             summary = draw_sharing(&outlet, log, traced)?;
             outlet.write(MARK, &json(&summary))?;
             Some(outlet.publish()?)

@@ -701,24 +701,27 @@ fn read(
     let parts = options.keep.parts(streams, duration, granules)?;
     let path = sample::write(outlet, parts.iter().sum(), seed, &options.interrupt)?;
     let intake = Intake::open_repeated(&path, streams, duration, &parts, granules)?;
-    let kept = |((share, part), stream): ((&InputShare, u64), &PlannedStream)| match &plan.pipelines
-        [stream.pipeline as usize]
-        .source
-    {
-        _ if part >= share.bytes => u64::MAX,
-        PipelineSource::Packets(packets) => (part / packets.packet().0).saturating_mul(packets.result().0),
-        _ => part,
+    let kept = |((share, part), stream): ((&InputShare, u64), &PlannedStream)| {
+        if part >= share.bytes { u64::MAX } else { results(plan, stream, part) }
     };
     let kept = intake.shares().iter().zip(parts).zip(streams).map(kept).collect();
     Ok((intake, kept))
 }
 
+/// How many bytes a stream gives for as many that it takes, the last packet filled up.
+fn results(plan: &Plan, stream: &PlannedStream, taken: u64) -> u64 {
+    match &plan.pipelines[stream.pipeline as usize].source {
+        PipelineSource::Packets(packets) => taken.div_ceil(packets.packet().0).saturating_mul(packets.result().0),
+        _ => taken,
+    }
+}
+
 /// What the files of the streams lack, as a sentence.
 fn bounded(plan: &Plan, ran: &Ran, verified: bool) -> Option<String> {
-    let runs = (0u32..).zip(ran.log.header().streams.iter().zip(&ran.kept));
+    let runs = (0u32..).zip(plan.streams.iter().zip(&ran.log.header().streams).zip(&ran.kept));
     let runs = runs.filter(|(stream, _)| !ran.taken.contains(stream)).map(|(_, run)| run);
-    let cut: Vec<(u64, u64)> =
-        runs.filter(|(run, kept)| run.bytes.0 > **kept).map(|(run, kept)| (run.bytes.0, *kept)).collect();
+    let given = runs.map(|((stream, run), kept)| (results(plan, stream, run.bytes.0), *kept));
+    let cut: Vec<(u64, u64)> = given.filter(|(given, kept)| given > kept).collect();
     let (of, kept) = cut.iter().fold((0u64, 0u64), |sum, cut| (sum.0.saturating_add(cut.0), sum.1 + cut.1));
     if cut.is_empty() {
         return None;

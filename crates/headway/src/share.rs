@@ -134,10 +134,13 @@ fn used(machine: &Machine, workload: &Loaded<Workload>, sharing: &SharingTable) 
         Some(names) => {
             for name in names {
                 let found = machine.endpoint(name).filter(|id| machine.endpoints[id.at()].kind == EndpointKind::Gpu);
-                let Some(gpu) = found.filter(|gpu| !gpus.contains(gpu)) else {
-                    let message = format!("`{name}` is no GPU of machine `{}`, or named twice", machine.name);
-                    return Err(at("sharing.gpus", message, "name GPUs of the machine file, each once"));
+                let Some(gpu) = found else {
+                    let message = format!("`{name}` is no GPU of machine `{}`", machine.name);
+                    return Err(at("sharing.gpus", message, "name GPUs of the machine file"));
                 };
+                if gpus.contains(&gpu) {
+                    return Err(at("sharing.gpus", format!("`{name}` is named twice"), "name each GPU once"));
+                }
                 gpus.push(gpu);
             }
         }

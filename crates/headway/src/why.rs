@@ -54,9 +54,9 @@ fn of_violation(plan: &Plan) -> Vec<String> {
         let first = format!("the work on `{server}` is more than its time: utilisation is {all}");
         return std::iter::once(first).chain(violation.because.iter().cloned()).collect();
     }
-    let too_many = violation.demand.saturating_sub(violation.interval);
+    let excess = violation.demand.saturating_sub(violation.interval);
     let mut lines = vec![format!(
-        "in an interval of {} on `{server}`, {} of work are due, {too_many} too many",
+        "in an interval of {} on `{server}`, {} of work are due, {excess} too much",
         violation.interval, violation.demand
     )];
     if let Some(blocker) = &violation.blocker {
@@ -70,7 +70,12 @@ fn of_violation(plan: &Plan) -> Vec<String> {
         lines.push(format!("`{name}` has {jobs} job{plural} in it, {time}"));
     }
     if violation.parts.len() > NAMED_MAX {
-        lines.push(format!("{} others have the rest", violation.parts.len() - NAMED_MAX));
+        let others = violation.parts.len() - NAMED_MAX;
+        lines.push(if others == 1 {
+            "1 other has the rest".to_owned()
+        } else {
+            format!("{others} others have the rest")
+        });
     }
     lines
 }
@@ -95,7 +100,9 @@ fn overload(plan: &Plan, machine: &Machine, server: &str) -> Vec<String> {
     }
     if loads.len() > NAMED_MAX {
         let rest: u128 = loads[NAMED_MAX..].iter().map(|(share, ..)| share).sum();
-        lines.push(format!("{} more steps take {}", loads.len() - NAMED_MAX, percent(rest)));
+        let others = loads.len() - NAMED_MAX;
+        let steps = if others == 1 { "1 more step takes".to_owned() } else { format!("{others} more steps take") };
+        lines.push(format!("{steps} {}", percent(rest)));
     }
     lines
 }

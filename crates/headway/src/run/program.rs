@@ -276,6 +276,20 @@ impl Program {
                 plan.streams.len()
             ));
         }
+        let empty: Vec<&str> = plan
+            .streams
+            .iter()
+            .zip(ran.intake.shares())
+            .filter(|(_, share)| share.bytes == 0)
+            .map(|(it, _)| &*it.id)
+            .collect();
+        if let ([first, ..], Some(_)) = (&empty[..], &options.input) {
+            warnings.push(format!(
+                "{} of {} streams had no packet, `{first}` for one: each takes whole blocks or packets of the input, in proportion to its rate",
+                empty.len(),
+                plan.streams.len()
+            ));
+        }
         let callbacks = reports(&ran.callbacks, &plan);
         warnings.extend(callbacks.iter().filter_map(CallbackReport::warning));
         let mut verified = 0;
