@@ -564,7 +564,8 @@ class Soak:
         row("system", 0, "segments", len(self.segments()))
 
     def shared_files(self) -> list[str]:
-        return [name for name in os.listdir("/dev/shm") if name.startswith("headway")]
+        # Folders there are of other programs, such as a demo that runs at the same time.
+        return [file.name for file in Path("/dev/shm").iterdir() if file.name.startswith("headway") and file.is_file()]
 
     def segments(self) -> list[int]:
         """Segments of System V shared memory that a process of this soak made."""

@@ -42,7 +42,7 @@ class Demo:
     def main(self) -> None:
         parser = argparse.ArgumentParser(description=self.description, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.add_arguments(parser)
-        parser.add_argument("--device", default="cuda")
+        parser.add_argument("--device", default="cuda", help="the GPU, such as `cuda:1`")
         parser.add_argument("--quick", action="store_true", help="less data, less than a minute")
         parser.add_argument("--json", type=Path, help="also write a line for each case there")
         parser.add_argument("--headway", help="path of the program `headway`; by default the one of the package, or of PATH")
@@ -52,12 +52,19 @@ class Demo:
         if args.case:
             print(json.dumps(self.work(args, args.case)))
             return
-        wanted = None if args.only is None else args.only.split(",")
-        lines = [self.run(args, case) for case in self.cases if wanted is None or case.name in wanted]
+        names = [case.name for case in self.cases]
+        wanted = names if args.only is None else args.only.split(",")
+        if unknown := set(wanted) - set(names):
+            parser.error(f"there is no case `{sorted(unknown)[0]}`; the cases are {', '.join(f'`{name}`' for name in names)}")
+        if not args.device.startswith("cuda"):
+            parser.error(f"`--device {args.device}` is no GPU; give `cuda` or `cuda:1`, for example")
+        lines = [self.run(args, case) for case in self.cases if case.name in wanted]
         self.show(lines)
         if args.json:
             with args.json.open("a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
+        if not any("value" in line for line in lines):
+            sys.exit(1)
 
     def run(self, args: argparse.Namespace, case: Case) -> dict[str, Any]:
         """What a case measured."""
@@ -74,8 +81,7 @@ class Demo:
             return {**line, "left_out": f"it took more than {CASE_SECONDS_MAX} s"}
         found = [text for text in done.stdout.splitlines() if text.startswith("{")]
         if done.returncode != 0 or not found:
-            reason = (done.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
-            return {**line, "left_out": f"status {done.returncode}: {reason}"}
+            return {**line, "left_out": f"status {done.returncode}: {last_error(done.stderr)}"}
         return {**line, **json.loads(found[-1])}
 
     def show(self, lines: list[dict[str, Any]]) -> None:
@@ -90,6 +96,14 @@ class Demo:
             wrong = "" if line.get("equal", True) else "  WRONG BYTES"
             more = "".join(f", {name} {value}" for name, value in line.get("more", {}).items())
             print(f"  {line['case']:<10} {line['value']:10.3f} {self.unit}{ratio:<14} {line['cpus']:5.2f} CPUs{more}{wrong}")
+
+
+def last_error(printed: str) -> str:
+    """The last error of a program of Python on one line: all of it, as those of Headway end with what to do."""
+    lines = printed.strip().splitlines() or ["nothing on standard error"]
+    # What is indented is of a traceback.
+    begins = max((at for at, line in enumerate(lines) if line.startswith((" ", "Traceback"))), default=len(lines) - 2) + 1
+    return " ".join(line.strip() for line in lines[begins:])
 
 
 def headway(given: str | None) -> list[str] | None:

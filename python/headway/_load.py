@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headway import _native
-from headway._errors import CopyTimeout, NotFound, OptionError
+from headway._errors import CopyTimeout, GpuError, NotFound, OptionError
 from headway._safetensors import SafetensorsFile, TensorEntry, open_all
 
 if TYPE_CHECKING:
@@ -135,12 +135,26 @@ def _device(torch: Any, device: Any, name: str) -> Any:
         device = device[name]
     elif callable(device):
         device = device(name)
+    return place_of(torch, device)
+
+
+def place_of(torch: Any, device: Any) -> Any:
+    """Where tensors go that are loaded to `device`.
+
+    Raises:
+        OptionError: It is neither a GPU nor host memory.
+        GpuError: There is no driver, or no GPU.
+    """
     try:
         place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise OptionError(f"`device={device!r}` is no device of PyTorch: {error}", help='give "cuda", "cuda:1" or "cpu"') from error
     if place.type == "cuda" and place.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
+        try:
+            return torch.device("cuda", torch.cuda.current_device())
+        except (RuntimeError, AssertionError) as error:
+            help = '`headway doctor` says what is missing; `device="cpu"` loads to host memory'
+            raise GpuError(f"PyTorch finds no GPU: {error}", kind="backend", help=help) from error
     if place.type not in ("cuda", "cpu"):
         raise OptionError(f"`device={device!r}` is neither a CUDA GPU nor host memory", help='give "cuda", "cuda:1" or "cpu"')
     return place
@@ -210,8 +224,8 @@ def _load(torch: Any, files: list[SafetensorsFile], groups: list[_Group], thread
     if threads is None:
         cpus = len(os.sched_getaffinity(0))
         threads = max(1, min(_THREADS, cpus // max(1, len(groups))))
-    if threads < 1:
-        raise OptionError(f"`threads={threads}` is no number of threads; give 1 or more")
+    if not isinstance(threads, int) or threads < 1:
+        raise OptionError(f"`threads={threads!r}` is no number of threads; give 1 or more")
     begun = time.perf_counter()
     loads = [_prepare(torch, files, group, threads) for group in groups]
     total = sum(group.nbytes for group in groups)

@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from headway import _native
-from headway._errors import NotFound
+from headway._errors import NotFound, OptionError
+from headway._units import is_a
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,10 @@ class Machine:
 
         Raises:
             MachineError: Nobody measured it.
+            OptionError: `others` is not a number of programs.
         """
+        if not is_a(others, int) or not 0 <= others < 1 << 32:
+            raise OptionError(f"`others` is a number of programs, from 0 on, not `{others!r}`")
         return Machine(self._native.beside(others))
 
     def plan(self, workload: Workload | str | os.PathLike[str], strategy: str | None = None) -> Plan:

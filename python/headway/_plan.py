@@ -13,7 +13,7 @@ from headway import _native
 from headway._errors import OptionError
 from headway._machine import Machine
 from headway._simulation import Simulation
-from headway._units import Time, nanoseconds
+from headway._units import Time, is_a, nanoseconds
 from headway._workload import Workload
 
 _PPM = 1_000_000
@@ -126,13 +126,15 @@ class Plan:
         Raises:
             OptionError: Nothing arrives in that time, or there is no seed.
         """
+        if is_a(seeds, str) or not is_a(seeds, int, Iterable):
+            raise OptionError(f"`seeds` is a number of seeds, or the seeds themselves, not `{seeds!r}`")
         chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
         if not chosen:
             raise OptionError("there is no seed to simulate with; give at least one")
-        if any(not 0 <= seed < 2**64 for seed in chosen):
+        if any(not is_a(seed, int) or not 0 <= seed < 2**64 for seed in chosen):
             raise OptionError("a seed is a whole number from 0 to 2**64 - 1")
-        if kernel_min is not None and not 0 <= kernel_min <= 1:
-            raise OptionError(f"`kernel_min` is a share from 0 to 1, not {kernel_min}")
+        if kernel_min is not None and (not is_a(kernel_min, int, float) or not 0 <= kernel_min <= 1):
+            raise OptionError(f"`kernel_min` is a share from 0 to 1, not `{kernel_min!r}`")
         texts = self._native.simulate(
             chosen,
             None if duration is None else nanoseconds(duration),

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from headway._errors import FileError, NotFound
+from headway._errors import FileError, NotFound, OptionError
+from headway._units import is_a
 
 # What the format allows, and so what a header may cost to read.
 _HEADER_BYTES_MAX = 100_000_000
@@ -218,10 +219,15 @@ def open_all(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
     """Opens all files; who calls closes them.
 
     Raises:
+        OptionError: No path is given.
         NotFound: There is no such file.
         FileError: One is damaged, or two have a tensor of the same name.
     """
+    if not is_a(paths, str, os.PathLike, Iterable):
+        raise OptionError(f"`paths` is `{paths!r}`", help="give the path of a file, or a list of paths")
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not given:
+        raise OptionError("`paths` has no path", help="give the paths of all files of the model")
     files: list[SafetensorsFile] = []
     owners: dict[str, SafetensorsFile] = {}
     try:

@@ -39,6 +39,11 @@ def size_text(size: Size) -> str:
     return size if isinstance(size, str) else f"{_whole(size, '4 MiB')} B"
 
 
+def is_a(value: object, *kinds: type) -> bool:
+    """Whether a user gave what the types say. `True` is no number."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
 def _whole(number: object, example: str) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
         raise OptionError(f"`{number!r}` is no time or size; write a text such as \"{example}\", or a whole number of ns or bytes")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from headway import _native
+from headway._errors import OptionError
 from headway._units import Size, Time, size_text, time_text
+
+_Part = TypeVar("_Part")
 
 Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
 """What a workload file can say."""
@@ -79,7 +83,7 @@ class Stream:
             "deadline": time_text(self.deadline),
             "start": time_text(self.start),
             "on_miss": self.on_miss,
-            "steps": [step._table() for step in self.steps],  # pyright: ignore[reportPrivateUsage]
+            "steps": [step._table() for step in _all(self.steps, Step, f"`steps` of stream `{self.id}`")],  # pyright: ignore[reportPrivateUsage]
         }
         # Streams that a CPU may serve have none.
         if "processor" not in self.more:
@@ -120,7 +124,7 @@ class Message:
 
     def _table(self) -> dict[str, Value]:
         blocks: list[Value] = [
-            {"from": block.source, "to": block.target, "bytes": size_text(block.size)} for block in self.blocks
+            {"from": block.source, "to": block.target, "bytes": size_text(block.size)} for block in _all(self.blocks, Block, f"`blocks` of message `{self.id}`")
         ]
         return {"id": self.id, "period": time_text(self.period), "start": time_text(self.start), "blocks": blocks}
 
@@ -186,15 +190,18 @@ class Workload:
 
         Raises:
             WorkloadError: It says what no workload file may say, at a `place` in `Workload.text`.
-            OptionError: A time or size is neither a text nor a whole number.
+            OptionError: A time or size is neither a text nor a whole number, or a list has something else than its parts.
         """
         lines = [f"name = {_toml(name)}", f"description = {_toml(description)}", "", "[run]"]
         lines += [f"duration = {_toml(time_text(duration))}", f"seed = {_toml(seed)}"]
-        for kind, parts in (("stream", streams), ("message", messages), ("demand", demands)):
-            for part in parts:
-                lines += ["", f"[[{kind}]]"]
-                table = part._table()  # pyright: ignore[reportPrivateUsage]
-                lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
+        parts: list[tuple[str, Stream | Message | Demand]] = []
+        parts += [("stream", part) for part in _all(streams, Stream, "`streams`")]
+        parts += [("message", part) for part in _all(messages, Message, "`messages`")]
+        parts += [("demand", part) for part in _all(demands, Demand, "`demands`")]
+        for kind, part in parts:
+            lines += ["", f"[[{kind}]]"]
+            table = part._table()  # pyright: ignore[reportPrivateUsage]
+            lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
         self._native = _native.parse_workload(f"{name}.toml", "\n".join(lines) + "\n")
 
     @classmethod
@@ -238,6 +245,18 @@ class Workload:
 
     def __repr__(self) -> str:
         return f"<headway.Workload {self.name}>"
+
+
+def _all(parts: object, kind: type[_Part], what: str) -> list[_Part]:
+    """The parts of a workload, if each is of this kind."""
+    help = f"give a list of `headway.{kind.__name__}`, also for one"
+    if isinstance(parts, str) or not isinstance(parts, Iterable):
+        raise OptionError(f"{what} is no list, but `{parts!r}`", help=help)
+    given = list(cast("Iterable[object]", parts))
+    for part in given:
+        if not isinstance(part, kind):
+            raise OptionError(f"{what} has `{part!r}`", help=help)
+    return cast("list[_Part]", given)
 
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}

@@ -1,4 +1,4 @@
-"""Actors of Ray on nodes that can keep their deadlines. `pip install 'headway-gpu[ray]'` gets Ray.
+"""Actors of Ray on nodes that can keep their deadlines. `pip install './python[ray]'` gets Ray.
 
     contract = hw.FlowContract("camera", "in", "6 MiB", period="33 ms", deadline="5 ms")
     placed = headway.ray.options(contract=contract, num_gpus=1)
@@ -39,7 +39,7 @@ try:
     # Its types are incomplete.
     ray: Any = import_module("ray")
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("headway.ray needs Ray: pip install 'headway-gpu[ray]'", name="ray") from error
+    raise ModuleNotFoundError("Ray is not installed; `pip install ray`, or install Headway with the extra: `pip install './python[ray]'`", name="ray") from error
 state: Any = import_module("ray._private.state")
 
 __all__ = ["AdmissionRefused", "Reservation", "admit_here", "confirm", "give_back", "options", "status"]

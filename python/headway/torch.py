@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from headway._errors import OptionError
-from headway._load import load_safetensors
+from headway._load import load_safetensors, place_of
 from headway._storages import HostMemory, aligned, like, move_all, storages
 
 if TYPE_CHECKING:
@@ -54,11 +54,19 @@ class use_for_safetensors:  # noqa: N801, since it is called as a function, and 
 
     Raises:
         ModuleNotFoundError: safetensors or PyTorch is not installed.
+        OptionError: `device` is neither a GPU nor host memory.
+        GpuError: There is no driver, or no GPU.
     """
 
     def __init__(self, *, device: str | int | torch.device | None = None, threads: int | None = None) -> None:
-        import safetensors
-        import safetensors.torch
+        torch = _import()
+        try:
+            import safetensors
+            import safetensors.torch
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("safetensors is not installed; `pip install safetensors`", name="safetensors") from error
+        if device is not None:
+            place_of(torch, device)
 
         self._device, self._threads = device, threads
         originals: dict[str, Callable[..., Any]] = {"safe_open": safetensors.safe_open, "load_file": safetensors.torch.load_file}
@@ -215,6 +223,8 @@ _homes: weakref.WeakKeyDictionary[Any, _Home] = weakref.WeakKeyDictionary()
 
 def _tensors(module: Any) -> list[Any]:
     """Parameters with their gradients, and buffers, each once."""
+    if not hasattr(module, "parameters") or not hasattr(module, "buffers"):
+        raise OptionError(f"`{module!r}` is no module of PyTorch", help="give a `torch.nn.Module`")
     found: dict[int, Any] = {}
     for tensor in [*module.parameters(), *module.buffers()]:
         found[id(tensor)] = tensor
@@ -419,6 +429,10 @@ class Stager:
     def __init__(self, *optimizers: torch.optim.Optimizer, buffers: int = 2) -> None:
         if buffers < 1:
             raise OptionError(f"`buffers={buffers}` is no number of staged states; give 1 or more")
+        for optimizer in optimizers:
+            if not hasattr(optimizer, "register_step_pre_hook"):
+                given = type(optimizer).__name__
+                raise OptionError(f"`{given}` is no optimizer of PyTorch", help="give the optimizers whose `step` writes the state, or nothing")
         self._optimizers = optimizers
         self._buffers_max = buffers
         self._memories: list[HostMemory] = []

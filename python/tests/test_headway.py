@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import headway as hw
 import pytest
@@ -145,6 +146,37 @@ def test_errors_have_classes_that_users_catch(tmp_path: Path) -> None:
     for wrong in all_wrong:
         with pytest.raises(hw.OptionError):
             wrong()
+
+
+def test_what_is_no_part_of_a_workload_is_refused_by_name() -> None:
+    any_part: Any
+    for any_part in ([3], "in", 3, None):
+        with pytest.raises(hw.OptionError, match="`streams`.*\n.*headway.Stream"):
+            hw.Workload("wrong", streams=any_part)
+        with pytest.raises(hw.OptionError, match="`steps` of stream `a`.*\n.*headway.Step"):
+            hw.Workload("wrong", streams=[hw.Stream("a", "1 MiB", "33 ms", "33 ms", steps=any_part)])
+        with pytest.raises(hw.OptionError, match="`blocks` of message `m`.*\n.*headway.Block"):
+            hw.Workload("wrong", messages=[hw.Message("m", "33 ms", blocks=any_part)])
+    with pytest.raises(hw.OptionError, match="`messages`"):
+        hw.Workload("wrong", messages=any_part)
+
+
+def test_numbers_that_are_none_are_refused_by_name() -> None:
+    machine = hw.machine("h200-x1")
+    wrong: Any
+    for wrong in (-1, 1 << 32, "two", 1.5, True):
+        with pytest.raises(hw.OptionError, match="`others`"):
+            machine.beside(wrong)
+    plan = machine.plan(robot())
+    for wrong in ("many", 2.5, None):
+        with pytest.raises(hw.OptionError, match="`seeds`"):
+            plan.simulate(seeds=wrong)
+    for wrong in (["a"], [1.5], [-1], []):
+        with pytest.raises(hw.OptionError, match="seed"):
+            plan.simulate(seeds=wrong)
+    for wrong in ("half", 2, True):
+        with pytest.raises(hw.OptionError, match="`kernel_min`"):
+            plan.simulate(kernel_min=wrong)
 
 
 def test_this_machine_is_the_file_that_measure_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,6 +287,23 @@ def test_a_bar_is_drawn_on_terminals_only(is_terminal: bool, monkeypatch: pytest
     assert ("5.0 of 10.0 GB" in text and f"[{'#' * 30}]" in text and text.endswith("\n")) if is_terminal else not text
 
 
+def test_paths_that_are_none_are_refused() -> None:
+    paths: Any
+    for paths in ([], 3, None):
+        with pytest.raises(hw.OptionError, match="`paths`.*\n.*path"):
+            open_all(paths)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Found no NVIDIA driver"), AssertionError("not compiled with CUDA")])
+def test_without_a_driver_loads_to_a_gpu_are_errors_of_the_gpu(error: Exception) -> None:
+    torch = MagicMock()
+    torch.device.return_value = MagicMock(type="cuda", index=None)
+    torch.cuda.current_device.side_effect = error
+    with pytest.raises(hw.GpuError, match=f"{error}\n.*headway doctor") as raised:
+        _load.place_of(torch, "cuda")
+    assert raised.value.kind == "backend"
+
+
 def test_without_pytorch_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ModuleNotFoundError, match="PyTorch is not installed"):

@@ -336,7 +336,7 @@ def test_without_ray_the_errors_say_what_to_install(tmp_path: Path) -> None:
     hidden = "import sys; sys.modules['ray'] = None; "
     for code in ["import headway.ray", COMMAND.format(["ray", "status"])]:
         failed = run_python(tmp_path, hidden + code)
-        assert failed.returncode != 0 and "pip install 'headway-gpu[ray]'" in failed.stderr
+        assert failed.returncode != 0 and "pip install './python[ray]'" in failed.stderr
 
 
 def test_the_package_does_not_import_ray(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_the_package_does_not_import_ray(tmp_path: Path) -> None:
 
 def real_ray() -> Any:
     """Ray, whose types are incomplete."""
-    return pytest.importorskip("ray", reason="needs Ray: pip install 'headway-gpu[ray]'")
+    return pytest.importorskip("ray", reason="needs Ray: pip install './python[ray]'")
 
 
 class Nodes:
