@@ -14,6 +14,7 @@ mod mutants;
 mod older_runs;
 mod papers;
 mod ptx;
+mod release_build;
 mod release_run;
 mod run_archive;
 mod sanitize;
@@ -64,6 +65,8 @@ enum Command {
     Papers(papers::Args),
     /// Generate the committed PTX from the CUDA sources
     Ptx(ptx::Args),
+    /// Build the programs and libraries of a release, the same bytes everywhere, with their checksums
+    ReleaseBuild(release_build::Args),
     /// Make every figure that the pages quote on GPU machines, and keep them
     ReleaseRun(release_run::Args),
     /// Run the suites of crates with unsafe code under a sanitiser
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
         Command::OlderRuns => older_runs::run(),
         Command::Papers(args) => papers::run(&args),
         Command::Ptx(args) => ptx::run(&args),
+        Command::ReleaseBuild(args) => release_build::run(&args),
         Command::ReleaseRun(args) => release_run::run(&args),
         Command::Sanitize(args) => sanitize::run(&args),
         Command::Simulate(args) => simulate::run(&args),

@@ -30,8 +30,7 @@ fn main() -> Result<(), Error> {
         Ok(())
     };
     std::thread::scope(|scope| {
-        let (bulk, weights) = (FlowPlace::device(&copier, 0, 64 << 20)?, vec![1; 64 << 20]);
-        let copier = &copier;
+        let (bulk, weights, copier) = (FlowPlace::device(&copier, 0, 64 << 20)?, vec![1; 64 << 20], &copier);
         scope.spawn(move || copier.copy_in(bulk.at(), &weights, How::Auto).map(drop));
         show(&left, 6 << 20)?;
         show(&right, 6 << 20)?;

@@ -7,14 +7,7 @@ use headway::copy::{self, At, CpuReach, How};
 use headway::share::tasks::{ClusterId, EngineWork, LockedOperation, Sharing, TaskShape, now};
 use headway::units::{Bytes, Nanos};
 
-fn main() {
-    if let Err(error) = share() {
-        eprintln!("{error}");
-        std::process::exit(1);
-    }
-}
-
-fn share() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let name = env::args().nth(1).ok_or("give the program a name")?;
     let copier = copy::emulated(2)?; // `copy::gpus()` opens those of this computer
     let frame = vec![7; 2 << 20]; // as long as one hold of an engine allows

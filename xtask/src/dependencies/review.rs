@@ -23,7 +23,8 @@ has no review.
 - A version with more or fewer `unsafe` than the reviewed one asks for another look.
 
 Which licences are allowed is in [deny.toml](../deny.toml); the licences themselves are in [NOTICE](../NOTICE). A release has a list of its parts with their checksums
-(CycloneDX): [headway.cdx.json](../python/headway.cdx.json).
+(CycloneDX): [headway.cdx.json](../python/headway.cdx.json). `cargo xtask release-build` makes its programs and libraries, with checksums: the same bytes in every folder, for every
+user, with the same version of Rust and of the linker. `--check` builds them twice and compares.
 ";
 const HEAD: &str = "| crate | version | kept at | unsafe | features | named by | why, and what its unsafe code does |\n|---|---|---|---:|---|---|---|\n";
 /// What stands where a review is missing.
