@@ -117,7 +117,7 @@ fn compare(built: &Path, again: &Path) -> anyhow::Result<()> {
         let read = |folder: &Path| fs::read(folder.join(part)).with_context(|| format!("read {part}"));
         let (one, two) = (read(built)?, read(again)?);
         if one != two {
-            let at = one.iter().zip(&two).position(|(one, two)| one != two).unwrap_or(one.len().min(two.len()));
+            let at = one.iter().zip(&two).take_while(|(one, two)| one == two).count();
             bail!(
                 "{part} differs between two builds of one commit, first at byte {at} of {} and {}",
                 one.len(),
