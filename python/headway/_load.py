@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from headway import _native
@@ -224,7 +225,7 @@ def _load(torch: Any, files: list[SafetensorsFile], groups: list[_Group], thread
     if threads is None:
         cpus = len(os.sched_getaffinity(0))
         threads = max(1, min(_THREADS, cpus // max(1, len(groups))))
-    if not isinstance(threads, int) or threads < 1:
+    if not isinstance(threads, Integral) or threads < 1:
         raise OptionError(f"`threads={threads!r}` is no number of threads; give 1 or more")
     begun = time.perf_counter()
     loads = [_prepare(torch, files, group, threads) for group in groups]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from headway import _native
@@ -62,7 +63,7 @@ class Machine:
             MachineError: Nobody measured it.
             OptionError: `others` is not a number of programs.
         """
-        if not is_a(others, int) or not 0 <= others < 1 << 32:
+        if not is_a(others, Integral) or not 0 <= others < 1 << 32:
             raise OptionError(f"`others` is a number of programs, from 0 on, not `{others!r}`")
         return Machine(self._native.beside(others))
 

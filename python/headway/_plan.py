@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from headway import _native
@@ -126,14 +127,14 @@ class Plan:
         Raises:
             OptionError: Nothing arrives in that time, or there is no seed.
         """
-        if is_a(seeds, str) or not is_a(seeds, int, Iterable):
+        if is_a(seeds, str) or not is_a(seeds, Integral, Iterable):
             raise OptionError(f"`seeds` is a number of seeds, or the seeds themselves, not `{seeds!r}`")
-        chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
+        chosen = list(seeds) if isinstance(seeds, Iterable) else list(range(1, int(seeds) + 1))
         if not chosen:
             raise OptionError("there is no seed to simulate with; give at least one")
-        if any(not is_a(seed, int) or not 0 <= seed < 2**64 for seed in chosen):
+        if any(not is_a(seed, Integral) or not 0 <= seed < 2**64 for seed in chosen):
             raise OptionError("a seed is a whole number from 0 to 2**64 - 1")
-        if kernel_min is not None and (not is_a(kernel_min, int, float) or not 0 <= kernel_min <= 1):
+        if kernel_min is not None and (not is_a(kernel_min, Real) or not 0 <= kernel_min <= 1):
             raise OptionError(f"`kernel_min` is a share from 0 to 1, not `{kernel_min!r}`")
         texts = self._native.simulate(
             chosen,

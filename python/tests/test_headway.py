@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import headway as hw
+import numpy as np
 import pytest
 from headway import _native
 from hypothesis import given, settings
@@ -177,6 +178,16 @@ def test_numbers_that_are_none_are_refused_by_name() -> None:
     for wrong in ("half", 2, True):
         with pytest.raises(hw.OptionError, match="`kernel_min`"):
             plan.simulate(kernel_min=wrong)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    machine = hw.machine("h200-x1")
+    plan = machine.plan(robot())
+    some: Any = np.arange(2, 4)
+    share: Any = np.float32(0.5)
+    assert plan.simulate(seeds=some, duration="66 ms", kernel_min=share).seeds == [2, 3]
+    one: Any = np.int64(1)
+    assert plan.simulate(seeds=one, duration="66 ms").seeds == [1]
 
 
 def test_this_machine_is_the_file_that_measure_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
