@@ -136,26 +136,26 @@ def _device(torch: Any, device: Any, name: str) -> Any:
         device = device[name]
     elif callable(device):
         device = device(name)
-    return place_of(torch, device)
-
-
-def place_of(torch: Any, device: Any) -> Any:
-    """Where tensors go that are loaded to `device`.
-
-    Raises:
-        OptionError: It is neither a GPU nor host memory.
-        GpuError: There is no driver, or no GPU.
-    """
-    try:
-        place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise OptionError(f"`device={device!r}` is no device of PyTorch: {error}", help='give "cuda", "cuda:1" or "cpu"') from error
+    place = place_of(torch, device)
     if place.type == "cuda" and place.index is None:
         try:
             return torch.device("cuda", torch.cuda.current_device())
         except (RuntimeError, AssertionError) as error:
             help = '`headway doctor` says what is missing; `device="cpu"` loads to host memory'
             raise GpuError(f"PyTorch finds no GPU: {error}", kind="backend", help=help) from error
+    return place
+
+
+def place_of(torch: Any, device: Any) -> Any:
+    """A device of PyTorch that tensors can be loaded to. CUDA is not started for that.
+
+    Raises:
+        OptionError: It is neither a GPU nor host memory.
+    """
+    try:
+        place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise OptionError(f"`device={device!r}` is no device of PyTorch: {error}", help='give "cuda", "cuda:1" or "cpu"') from error
     if place.type not in ("cuda", "cpu"):
         raise OptionError(f"`device={device!r}` is neither a CUDA GPU nor host memory", help='give "cuda", "cuda:1" or "cpu"')
     return place

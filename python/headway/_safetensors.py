@@ -223,7 +223,7 @@ def open_all(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
         NotFound: There is no such file.
         FileError: One is damaged, or two have a tensor of the same name.
     """
-    if not is_a(paths, str, os.PathLike, Iterable):
+    if not is_a(paths, os.PathLike, Iterable):
         raise OptionError(f"`paths` is `{paths!r}`", help="give the path of a file, or a list of paths")
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given:

@@ -55,7 +55,6 @@ class use_for_safetensors:  # noqa: N801, since it is called as a function, and 
     Raises:
         ModuleNotFoundError: safetensors or PyTorch is not installed.
         OptionError: `device` is neither a GPU nor host memory.
-        GpuError: There is no driver, or no GPU.
     """
 
     def __init__(self, *, device: str | int | torch.device | None = None, threads: int | None = None) -> None:
@@ -65,10 +64,8 @@ class use_for_safetensors:  # noqa: N801, since it is called as a function, and 
             import safetensors.torch
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("safetensors is not installed; `pip install safetensors`", name="safetensors") from error
-        if device is not None:
-            place_of(torch, device)
-
-        self._device, self._threads = device, threads
+        self._device = None if device is None else place_of(torch, device)
+        self._threads = threads
         originals: dict[str, Callable[..., Any]] = {"safe_open": safetensors.safe_open, "load_file": safetensors.torch.load_file}
         ours = {"safe_open": self._safe_open, "load_file": self._load_file}
         self._originals = originals
@@ -102,7 +99,7 @@ class use_for_safetensors:  # noqa: N801, since it is called as a function, and 
         import torch
 
         if self._device is not None:
-            return torch.device("cuda", self._device) if isinstance(self._device, int) else torch.device(self._device)
+            return self._device
         place: Any = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         return place if place.type == "cuda" else None
 

@@ -299,8 +299,10 @@ def test_without_a_driver_loads_to_a_gpu_are_errors_of_the_gpu(error: Exception)
     torch = MagicMock()
     torch.device.return_value = MagicMock(type="cuda", index=None)
     torch.cuda.current_device.side_effect = error
+    # A program that forks later may ask so: CUDA is started by loads only.
+    assert _load.place_of(torch, "cuda").type == "cuda" and not torch.cuda.method_calls
     with pytest.raises(hw.GpuError, match=f"{error}\n.*headway doctor") as raised:
-        _load.place_of(torch, "cuda")
+        _load._device(torch, "cuda", "a")
     assert raised.value.kind == "backend"
 
 

@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 
 use crate::ci::cargo_command;
-use crate::dependencies;
+use crate::{dependencies, must_succeed};
 
 /// By which programs look for the library; `crates/headway-capi/build.rs` has the same.
 const SONAME: &str = "libheadway.so.0";
@@ -24,8 +24,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let root = crate::root();
     let mut command = cargo_command();
     command.args(["build", "--release", "-p", "headway-capi"]);
-    let status = command.status().with_context(|| format!("start {command:?}"))?;
-    ensure!(status.success(), "{command:?} failed: {status}");
+    must_succeed(&mut command)?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let prefix = if args.prefix.is_absolute() { args.prefix.clone() } else { root.join(&args.prefix) };
     install(&root.join("crates/headway-capi/include/headway.h"), &target.join("release/libheadway_capi.so"), &prefix)?;

@@ -28,8 +28,9 @@ mod venv;
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
+use anyhow::{Context, ensure};
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
@@ -120,4 +121,11 @@ fn target() -> PathBuf {
 /// The workspace's root folder.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the workspace").to_path_buf()
+}
+
+/// Runs a program; one that fails is an error.
+fn must_succeed(command: &mut process::Command) -> anyhow::Result<()> {
+    let status = command.status().with_context(|| format!("start {command:?}"))?;
+    ensure!(status.success(), "{command:?} failed: {status}");
+    Ok(())
 }

@@ -8,8 +8,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 
+use crate::must_succeed;
 use crate::run_archive::{ARCHIVE, INDEX, RUNS, Rival, names, unpacked};
 use crate::{claims, papers};
 
@@ -88,8 +89,7 @@ fn pack(root: &Path, folder: &Path) -> anyhow::Result<()> {
     command.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX"]);
     command.args(["--use-compress-program", "gzip -9n", "-cf"]).arg(&partial).arg("-C").arg(folder);
     command.args(names(folder)?);
-    let status = command.status().with_context(|| format!("start {command:?}"))?;
-    ensure!(status.success(), "{command:?} failed: {status}");
+    must_succeed(&mut command)?;
     fs::rename(&partial, root.join(ARCHIVE)).with_context(|| format!("cannot write {ARCHIVE}"))
 }
 

@@ -10,6 +10,9 @@ use std::{env, fs};
 
 use anyhow::{Context, bail, ensure};
 
+use crate::ci::cargo_command;
+use crate::must_succeed;
+
 const PACKAGES: [&str; 3] = ["headway-cli", "headway-preload", "headway-capi"];
 const PARTS: [&str; 3] = ["headway", "libheadway_preload.so", "libheadway_capi.so"];
 /// What `sha256sum --check` reads.
@@ -48,8 +51,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.check {
         let elsewhere = env::temp_dir().join(format!("headway-release-build-{}", std::process::id()));
         let compared = build_again(&root, &elsewhere, &home).and_then(|again| compare(&built, &again));
-        fs::remove_dir_all(&elsewhere).with_context(|| format!("remove {}", elsewhere.display()))?;
-        compared?;
+        let removed = fs::remove_dir_all(&elsewhere).with_context(|| format!("remove {}", elsewhere.display()));
+        compared.and(removed)?;
         println!("a second build in another folder, with another cargo home, has the same bytes");
     }
     Ok(())
@@ -77,14 +80,14 @@ fn build(root: &Path, sources: &Path, home: &Path) -> anyhow::Result<PathBuf> {
     if sources.exists() {
         fs::remove_dir_all(sources).with_context(|| format!("remove {}", sources.display()))?;
     }
-    must(Command::new("git").args(["clone", "--quiet"]).arg(root).arg(sources))?;
+    must_succeed(Command::new("git").args(["clone", "--quiet"]).arg(root).arg(sources))?;
     let cargo = || {
-        let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+        let mut command = cargo_command();
         command.current_dir(sources).env("CARGO_HOME", home).env("CARGO_TARGET_DIR", sources.join("target"));
         command.env_remove("RUSTFLAGS").env("CARGO_INCREMENTAL", "0");
         command
     };
-    must(cargo().args(["fetch", "--quiet", "--locked"]))?;
+    must_succeed(cargo().args(["fetch", "--quiet", "--locked"]))?;
     // Where Rust's own sources are installed, panics name them there, and else by the commit of the compiler.
     let compiler = |question: &[&str]| -> anyhow::Result<String> {
         let answer = Command::new("rustc").args(question).current_dir(sources).output().context("start rustc")?;
@@ -93,18 +96,18 @@ fn build(root: &Path, sources: &Path, home: &Path) -> anyhow::Result<PathBuf> {
     let about = compiler(&["--version", "--verbose"])?;
     let commit = about.lines().find_map(|line| line.strip_prefix("commit-hash: ")).context("rustc names no commit")?;
     let library = Path::new(&compiler(&["--print", "sysroot"])?).join("lib/rustlib/src/rust");
-    let mut named = vec![rename(sources, SOURCES_AS), rename(&library, &format!("/rustc/{commit}"))];
+    let mut named = vec![remap(sources, SOURCES_AS), remap(&library, &format!("/rustc/{commit}"))];
     let registries = home.join("registry/src");
     for registry in fs::read_dir(&registries).with_context(|| format!("read {}", registries.display()))? {
-        named.push(rename(&registry?.path(), CRATES_AS));
+        named.push(remap(&registry?.path(), CRATES_AS));
     }
     let mut command = cargo();
     command.args(["build", "--quiet", "--release", "--locked"]).args(PACKAGES.iter().flat_map(|it| ["-p", it]));
-    must(command.env("CARGO_ENCODED_RUSTFLAGS", named.join(OsString::from("\x1f").as_os_str())))?;
+    must_succeed(command.env("CARGO_ENCODED_RUSTFLAGS", named.join(OsString::from("\x1f").as_os_str())))?;
     Ok(sources.join("target/release"))
 }
 
-fn rename(folder: &Path, name: &str) -> OsString {
+fn remap(folder: &Path, name: &str) -> OsString {
     let mut option = OsString::from("--remap-path-prefix=");
     option.push(folder);
     option.push("=");
@@ -125,12 +128,6 @@ fn compare(built: &Path, again: &Path) -> anyhow::Result<()> {
             );
         }
     }
-    Ok(())
-}
-
-fn must(command: &mut Command) -> anyhow::Result<()> {
-    let status = command.status().with_context(|| format!("start {command:?}"))?;
-    ensure!(status.success(), "{command:?} failed: {status}");
     Ok(())
 }
 

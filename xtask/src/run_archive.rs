@@ -8,6 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 
+use crate::must_succeed;
+
 pub(crate) const RUNS: &str = "bench/runs";
 pub(crate) const ARCHIVE: &str = "bench/older-runs.tar.gz";
 /// What the archive has.
@@ -75,8 +77,7 @@ pub(crate) fn unpacked(root: &Path) -> anyhow::Result<PathBuf> {
     if !packed.is_empty() {
         let mut command = Command::new("tar");
         command.arg("-xzf").arg(&archive).arg("-C").arg(&partial);
-        let status = command.status().with_context(|| format!("start {command:?}"))?;
-        ensure!(status.success(), "{command:?} failed: {status}");
+        must_succeed(&mut command)?;
     }
     if fs::rename(&partial, &folder).is_err() {
         fs::remove_dir_all(&partial).with_context(|| format!("remove {}", partial.display()))?;

@@ -51,8 +51,10 @@ pub const INCOMPLETE: &str = "INCOMPLETE.txt";
 /// What the names of outputs end with that end early.
 pub const PART: &str = ".incomplete";
 
-/// The log of a run, as it is written and as it is kept.
-const LOGS: [&str; 2] = ["run.jsonl", "run.jsonl.gz"];
+/// Name of a run's log inside a result, as text.
+pub const LOG: &str = "run.jsonl";
+/// The same, compressed.
+pub const PACKED_LOG: &str = "run.jsonl.gz";
 
 /// All names that a result can have at its top. A folder with any other belongs to somebody, and is never replaced.
 pub const NAMES: [&str; 11] = [
@@ -60,8 +62,8 @@ pub const NAMES: [&str; 11] = [
     TRACE,
     INCOMPLETE,
     PAGE,
-    LOGS[0],
-    LOGS[1],
+    LOG,
+    PACKED_LOG,
     "workload.toml",
     "plan.json",
     "manifest.json",
@@ -132,7 +134,7 @@ impl Outlet {
     /// # Errors
     /// Those of [`Outlet::create`]; [`OutputError::InTheWay`] if the log of a run is there.
     pub fn create_report(place: &Path) -> Result<Self, OutputError> {
-        if let Some(log) = LOGS.iter().find(|log| place.join(log).symlink_metadata().is_ok()) {
+        if let Some(log) = [LOG, PACKED_LOG].iter().find(|log| place.join(log).symlink_metadata().is_ok()) {
             let reason = format!("holds `{log}`, the log of a run, which a report would replace");
             return Err(OutputError::InTheWay { path: place.to_owned(), reason });
         }
@@ -337,7 +339,7 @@ mod tests {
     #[test]
     fn a_report_replaces_an_earlier_report_and_no_run() {
         let folder = tempfile::tempdir().unwrap();
-        for log in LOGS {
+        for log in [LOG, PACKED_LOG] {
             let place = folder.path().join(log);
             let outlet = Outlet::create(&place).unwrap();
             for name in [log, TRACE, MARK] {

@@ -8,15 +8,12 @@ use std::path::{Path, PathBuf};
 use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
 use headway_core::units::Bytes;
 use headway_os::input::open_again;
-use headway_runtime::outlet::{OutFile, Outlet, OutputError};
+use headway_runtime::outlet::{LOG, OutFile, Outlet, OutputError, PACKED_LOG};
 use headway_trace::{LogWriter, RunLog};
 
 use crate::keep::Keep;
 use crate::{Error, Failure};
 
-/// Name of a log inside the results, as text and compressed.
-const PLAIN: &str = "run.jsonl";
-const PACKED: &str = "run.jsonl.gz";
 /// Entries of a folder that are looked at for folders of results.
 const ENTRIES_MAX: usize = 10_000;
 /// First bytes of a compressed file (RFC 1952).
@@ -30,8 +27,8 @@ fn find(path: &Path) -> PathBuf {
     if !path.is_dir() {
         return path.to_owned();
     }
-    let packed = path.join(PACKED);
-    if packed.exists() { packed } else { path.join(PLAIN) }
+    let packed = path.join(PACKED_LOG);
+    if packed.exists() { packed } else { path.join(LOG) }
 }
 
 /// Opens the log at `path`, or of the folder of results there, compressed or not; returns its path too.
@@ -132,12 +129,12 @@ impl LogFile {
     pub(crate) fn create(outlet: &Outlet, records: usize, keep: &Keep) -> Result<(Self, &'static str), OutputError> {
         #[cfg(feature = "gzip")]
         if records as u64 >= keep.packed_from {
-            let encoder = GzEncoder::new(outlet.file(PACKED)?, Compression::new(LEVEL));
-            return Ok((Self::Packed(Box::new(encoder)), PACKED));
+            let encoder = GzEncoder::new(outlet.file(PACKED_LOG)?, Compression::new(LEVEL));
+            return Ok((Self::Packed(Box::new(encoder)), PACKED_LOG));
         }
         #[cfg(not(feature = "gzip"))]
         let _ = (records, keep);
-        Ok((Self::Plain(outlet.file(PLAIN)?), PLAIN))
+        Ok((Self::Plain(outlet.file(LOG)?), LOG))
     }
 
     /// Bytes on disk so far, but for what is gathered to be compressed.

@@ -6,8 +6,8 @@ use std::{env, fs};
 
 use anyhow::{Context, ensure};
 
-use super::{Outcome, must_succeed};
-use crate::venv;
+use super::Outcome;
+use crate::{must_succeed, venv};
 
 /// Builds the wheel from what the other steps have built, installs it and checks it.
 pub(super) fn check() -> anyhow::Result<Outcome> {
@@ -54,7 +54,8 @@ pub(super) fn check() -> anyhow::Result<Outcome> {
     if !has_torch(&venv) {
         println!("skipped: PyTorch for CPUs cannot be installed, and the tests with it are left out");
     }
-    run("pytest", &[])
+    run("pytest", &[])?;
+    Ok(Outcome::Passed)
 }
 
 /// Whether PyTorch is in `venv`, or can be installed there: its build for CPUs comes from an index of its own, which may be out of reach.

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 
+use crate::must_succeed;
 use crate::run_archive::{self, RUNS};
 use crate::{claims, keep_run};
 
@@ -85,8 +86,7 @@ fn unpack(raw: &Path, scratch: &Path) -> anyhow::Result<Vec<Part>> {
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         let mut command = Command::new("tar");
         command.arg("-xzf").arg(raw.join(format!("{name}.tar.gz"))).arg("-C").arg(&folder);
-        let status = command.status().with_context(|| format!("start {command:?}"))?;
-        ensure!(status.success(), "{command:?} failed: {status}");
+        must_succeed(&mut command)?;
         let lines = |file: &str| {
             let text = fs::read_to_string(folder.join(file)).with_context(|| format!("{name}.tar.gz: {file}"))?;
             let cells = text.lines().map(|line| line.split('\t').map(str::to_owned).collect::<Vec<_>>());

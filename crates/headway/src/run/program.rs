@@ -276,18 +276,15 @@ impl Program {
                 plan.streams.len()
             ));
         }
-        let empty: Vec<&str> = plan
-            .streams
-            .iter()
-            .zip(ran.intake.shares())
-            .filter(|(_, share)| share.bytes == 0)
-            .map(|(it, _)| &*it.id)
-            .collect();
-        if let ([first, ..], Some(_)) = (&empty[..], &options.input) {
+        let mut empty = plan.streams.iter().zip(ran.intake.shares()).filter(|(_, share)| share.bytes == 0);
+        if options.input.is_some()
+            && let Some((first, _)) = empty.next()
+        {
             warnings.push(format!(
-                "{} of {} streams had no packet, `{first}` for one: each takes whole blocks or packets of the input, in proportion to its rate",
-                empty.len(),
-                plan.streams.len()
+                "{} of {} streams had no packet, `{}` for one: each takes whole blocks or packets of the input, in proportion to its rate",
+                1 + empty.count(),
+                plan.streams.len(),
+                first.id
             ));
         }
         let callbacks = reports(&ran.callbacks, &plan);
