@@ -10,6 +10,7 @@
 //! - [`link`]: whether programs that announce nothing copy out of a GPU, by the counters of its PCIe link.
 //! - [`stack`]: whether the calling thread's stack is large enough for a method of Headway's.
 //! - [`print`]: lines on standard error.
+//! - [`wait`]: waits with a limit.
 
 pub(crate) mod attention;
 pub(crate) mod context;
@@ -22,3 +23,4 @@ pub(crate) mod pins;
 pub(crate) mod print;
 pub(crate) mod stack;
 pub(crate) mod symbols;
+pub(crate) mod wait;

@@ -46,6 +46,8 @@ pub(crate) enum Event<'a> {
     MadePinned(Copy, Duration),
     /// A chunk of a bulk copy was queued.
     Chunk,
+    /// A bulk copy, or its rest, was queued whole: its stream does not go on and has no room for chunks.
+    NoRoom,
     /// The kernel cannot make a copy.
     NotAside(DriverReason),
     /// The driver gets a copy without a hint of the guest's.

@@ -4,17 +4,27 @@
 //! counts the bytes that were queued before it. So what a stream has under way is what was queued less what the word says, and no driver
 //! is asked.
 
+use std::collections::VecDeque;
+
 use crate::units::Bytes;
+
+/// Words that may be under way on one stream. With a copy before each they take three quarters of the about thousand operations that a
+/// stream of the driver holds. A call that fills the stream blocks, perhaps in the thread that is to let the stream go on.
+pub const WORDS_MAX: usize = 384;
 
 /// Unit of the values of words: with 32 bits they tell 4 TiB apart.
 const UNIT: u64 = 1 << 10;
 
 /// The copies that were queued on one stream, in one direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamLoad {
     queued: u64,
     since_word: u64,
     last_word: u32,
+    /// Words that were written, without those of which is known that the stream has passed them.
+    words: VecDeque<u32>,
+    /// Where the stream stood when a thread waited in vain for it to go on.
+    stood_at: Option<u32>,
 }
 
 impl StreamLoad {
@@ -38,34 +48,60 @@ impl StreamLoad {
     }
 
     /// The word of this value was queued on the stream.
-    pub const fn written(&mut self, value: u32) {
+    pub fn written(&mut self, value: u32) {
         self.last_word = value;
+        self.words.push_back(value);
+    }
+
+    /// Whether as many words are under way as may be, as far as is known.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.words.len() >= WORDS_MAX
+    }
+
+    /// The stream has come to `word`.
+    pub fn reached(&mut self, word: u32) {
+        if let Some(at) = self.words.iter().rposition(|value| *value == word) {
+            self.words.drain(..=at);
+        }
+    }
+
+    /// A thread has waited in vain for the stream to go on from `word`.
+    pub const fn stands_at(&mut self, word: u32) {
+        self.stood_at = Some(word);
+    }
+
+    /// Whether a wait was in vain, and the stream still stands where it stood, at `word`.
+    #[must_use]
+    pub fn stands(&self, word: u32) -> bool {
+        self.stood_at == Some(word)
     }
 
     /// Nothing was queued yet on a stream whose word is `word`.
     #[must_use]
     pub const fn after(word: u32) -> Self {
-        Self { queued: word as u64 * UNIT, since_word: 0, last_word: word }
+        Self { queued: word as u64 * UNIT, since_word: 0, last_word: word, words: VecDeque::new(), stood_at: None }
     }
 
-    /// What was queued since the last word that was written was only recorded.
+    /// What was queued since the last word that was written does not count: it was only recorded, or no word could follow it.
     pub fn drop_unwritten(&mut self) {
-        *self = Self::after(self.last_word);
+        self.queued = u64::from(self.last_word) * UNIT;
+        self.since_word = 0;
     }
 
     /// The value that was written last.
     #[must_use]
-    pub const fn last_word(self) -> u32 {
+    pub const fn last_word(&self) -> u32 {
         self.last_word
     }
 
-    const fn value(self) -> u32 {
+    const fn value(&self) -> u32 {
         (self.queued / UNIT) as u32
     }
 
     /// What is under way at most, where the stream has come to `word`, in whole KiB. Up to a chunk may be done already: no word is behind it.
     #[must_use]
-    pub const fn under_way(self, word: u32) -> Bytes {
+    pub const fn under_way(&self, word: u32) -> Bytes {
         Bytes(self.value().wrapping_sub(word) as u64 * UNIT)
     }
 }
@@ -126,6 +162,31 @@ mod tests {
                 engine.words.len()
             );
         }
+    }
+
+    #[test]
+    fn a_stream_has_room_for_words_as_it_passes_them() {
+        let mut load = StreamLoad::default();
+        let queue = |load: &mut StreamLoad| {
+            let word = load.queue(CHUNK, CHUNK).unwrap();
+            load.written(word);
+            word
+        };
+        let words: Vec<u32> = (0..WORDS_MAX).map(|_| queue(&mut load)).collect();
+        assert!(load.is_full());
+        // What is recorded meanwhile takes no word away.
+        load.queue(CHUNK, CHUNK);
+        load.drop_unwritten();
+        load.reached(0);
+        assert!(load.is_full() && !load.stands(0));
+        load.stands_at(0);
+        assert!(load.stands(0) && !load.stands(words[0]));
+        load.reached(words[0]);
+        assert!(!load.is_full());
+        queue(&mut load);
+        assert!(load.is_full());
+        load.reached(words[WORDS_MAX - 1]);
+        assert_eq!(load.words.len(), 1);
     }
 
     #[test]

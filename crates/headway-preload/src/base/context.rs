@@ -16,7 +16,11 @@ use crate::base::attention::{self, BULK, NEIGHBOURS, NEW};
 use crate::base::driver::{
     self, Context, DevicePtr, Driver, KernelCopy, NOT_READY, Relaxed, STREAM_PER_THREAD, SUCCESS, Stream,
 };
+use crate::base::wait::wait_until;
 use crate::base::{link, neighbours, stack};
+
+/// How long a call waits for a stream that does not go on.
+const STREAM_WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
@@ -325,6 +329,30 @@ impl Prepared {
         Some((known.word, given))
     }
 
+    /// Whether a word may be written on the stream. Where as many as may be are under way, waits for one as long as the stream goes on. A
+    /// stream may wait for what this thread does only later, so nothing waits for one that does not go on.
+    pub(crate) fn has_room(&self, stream: Stream) -> bool {
+        let Some((word, true)) = self.with_load(stream, |load| load.is_full()) else { return true };
+        loop {
+            let at = self.read(word);
+            let looked = self.with_load(stream, |load| {
+                load.reached(at);
+                (load.is_full(), load.stands(at))
+            });
+            let (is_full, stands) = looked.map_or((false, false), |(_, looked)| looked);
+            if !is_full {
+                return true;
+            }
+            if !stands {
+                wait_until(STREAM_WAIT_MAX, || self.read(word) != at);
+            }
+            if self.read(word) == at {
+                self.with_load(stream, |load| load.stands_at(at));
+                return false;
+            }
+        }
+    }
+
     /// A copy of `bytes` bytes is about to be queued: a word goes before it if more than a chunk would follow each other.
     pub(crate) fn before_queue(&self, driver: &Driver, stream: Stream, bytes: usize) {
         if let Some((word, Some(value))) = self.with_load(stream, |load| load.word_before(weight(bytes), chunk())) {
@@ -339,7 +367,7 @@ impl Prepared {
         }
     }
 
-    /// A part of a copy was queued, and a word goes behind it in any case.
+    /// A part of a copy was queued, and a word goes behind it in any case: the stream [has room](Self::has_room).
     pub(crate) fn cut(&self, driver: &Driver, stream: Stream, bytes: usize) {
         let value = self.with_load(stream, |load| {
             load.queue(Bytes(bytes as u64), Bytes(u64::MAX));
@@ -351,10 +379,10 @@ impl Prepared {
         self.write(driver, stream, word, value);
     }
 
-    /// Writes a word, unless the stream records: then what was queued was recorded, too.
+    /// Writes a word, unless the stream records, as then it recorded what was queued, too, or has no room.
     fn write_behind(&self, driver: &Driver, stream: Stream, word: usize, value: u32) {
         let _relaxed = Relaxed::new(driver);
-        if driver::captures(driver, stream) {
+        if driver::captures(driver, stream) || !self.has_room(stream) {
             self.with_load(stream, StreamLoad::drop_unwritten);
         } else {
             self.write(driver, stream, word, value);

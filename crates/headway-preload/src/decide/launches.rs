@@ -5,7 +5,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use headway::guest::board::{Board, BoardGpu, PROMISED_KERNEL_MAX};
@@ -14,13 +13,11 @@ use headway_core::units::Nanos;
 use crate::base::attention;
 use crate::base::driver::{self, Context, Driver, NOT_READY, Relaxed, SUCCESS, Status, Stream, driver};
 use crate::base::neighbours::now_ns;
+use crate::base::wait::wait_until;
 use crate::observers::{Event, tell};
 
 /// How long a launch waits for those before it. A program whose launches wait for something that it does only later goes on then.
-const DEPTH_WAIT_MAX_NS: u64 = 10_000_000_000;
-/// A wait that is longer sleeps between two looks.
-const POLL_NS: u64 = 50_000;
-const PAUSE: Duration = Duration::from_micros(20);
+const DEPTH_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The launches of one context. Events belong to the context and go with it, so none is destroyed here.
 struct HeldContext {
@@ -125,10 +122,10 @@ fn current(driver: &Driver, depth: u32) -> Option<Arc<HeldContext>> {
 impl HeldContext {
     /// Waits until a launch may begin; its place, if it has one.
     fn wait(&self, driver: &Driver) -> Option<TakenPlace<'_>> {
-        let mut waited_ns = 0;
+        let mut waited = Duration::ZERO;
         let mut place = self.take(driver);
         if place.is_none() && !self.is_stuck.load(Ordering::Relaxed) {
-            waited_ns = wait_until(DEPTH_WAIT_MAX_NS, || {
+            waited = wait_until(DEPTH_WAIT_MAX, || {
                 place = self.take(driver);
                 place.is_some() || self.is_stuck.load(Ordering::Relaxed)
             });
@@ -138,10 +135,10 @@ impl HeldContext {
             tell(Event::LaunchNotHeld);
         }
         if self.must_make_way() {
-            waited_ns += wait_until(PROMISED_KERNEL_MAX.0, || !self.must_make_way());
+            waited += wait_until(Duration::from_nanos(PROMISED_KERNEL_MAX.0), || !self.must_make_way());
         }
-        if waited_ns > 0 {
-            tell(Event::LaunchHeld(Duration::from_nanos(waited_ns)));
+        if !waited.is_zero() {
+            tell(Event::LaunchHeld(waited));
         }
         place
     }
@@ -196,19 +193,5 @@ struct TakenPlace<'a>(&'a LaunchPlace);
 impl Drop for TakenPlace<'_> {
     fn drop(&mut self) {
         self.0.is_taken.store(false, Ordering::Release);
-    }
-}
-
-/// Waits until `is_over`, or for `limit_ns`; how long that was.
-fn wait_until(limit_ns: u64, mut is_over: impl FnMut() -> bool) -> u64 {
-    let start = now_ns();
-    loop {
-        let is_over = is_over();
-        let waited = now_ns().saturating_sub(start);
-        if is_over || waited >= limit_ns {
-            // Who waited at all waited for something.
-            return waited.max(1);
-        }
-        if waited < POLL_NS { thread::yield_now() } else { thread::sleep(PAUSE) }
     }
 }

@@ -1,14 +1,16 @@
 //! `--yield`: bulk copies out of a GPU with a written word behind each chunk: there the engine serves other streams, too.
 
+use headway_core::decisions::cut::WORDS_MAX;
+
 use crate::base::context::Prepared;
 use crate::base::copy::Copy;
 use crate::base::driver::{self, Driver, SUCCESS, Status};
 use crate::methods::batch::{Batch, Lists, Piece, bytes_of};
 use crate::observers::{Event, tell};
 
-/// A stream holds about a thousand operations, and a call that fills it blocks: a copy becomes at most this many chunks of
-/// two operations each.
+/// A copy becomes at most this many chunks, so that it fits into a stream that has nothing else ([`WORDS_MAX`]).
 const CHUNKS_MAX: usize = 256;
+const _: () = assert!(CHUNKS_MAX < WORDS_MAX);
 
 /// The chunk of a copy of `bytes`: as asked for, or as large as the number of chunks demands.
 pub(crate) fn chunk_bytes(asked: usize, bytes: usize) -> usize {
@@ -16,11 +18,12 @@ pub(crate) fn chunk_bytes(asked: usize, bytes: usize) -> usize {
     asked.max(bytes.div_ceil(CHUNKS_MAX).next_multiple_of(STEP))
 }
 
-/// Queues a copy in chunks.
+/// Queues a copy in chunks. On a stream that is full of them and does not go on, the rest stays whole.
 pub(crate) fn copy(driver: &Driver, context: &Prepared, copy: Copy, chunk: usize) -> Status {
     let mut at = 0;
     while at < copy.bytes {
-        let bytes = chunk.min(copy.bytes - at);
+        let has_room = context.has_room(copy.stream);
+        let bytes = if has_room { chunk.min(copy.bytes - at) } else { copy.bytes - at };
         let to = copy.host().wrapping_byte_add(at);
         // SAFETY: a part of the caller's copy, in the caller's stream.
         let status =
@@ -29,13 +32,15 @@ pub(crate) fn copy(driver: &Driver, context: &Prepared, copy: Copy, chunk: usize
             return status;
         }
         at += bytes;
-        tell(Event::Chunk);
-        context.cut(driver, copy.stream, bytes);
+        tell(if has_room { Event::Chunk } else { Event::NoRoom });
+        if has_room {
+            context.cut(driver, copy.stream, bytes);
+        }
     }
     if copy.call.waits() { driver::synchronize(driver, copy.stream) } else { SUCCESS }
 }
 
-/// Queues bulk copies of a batch, with a word behind every `chunk` bytes.
+/// Queues bulk copies of a batch, with a word behind every `chunk` bytes, as long as the stream has room for words.
 pub(crate) fn batch(
     driver: &Driver,
     context: &Prepared,
@@ -51,14 +56,18 @@ pub(crate) fn batch(
             sum = sum.saturating_add(piece.copy.bytes);
             sum <= chunk
         };
-        let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+        let has_room = context.has_room(batch.stream);
+        let count = if has_room { rest.iter().take_while(fits).count().max(1) } else { rest.len() };
+        let (now, later) = rest.split_at(count);
         rest = later;
         status = if let [alone] = now {
             batch.ended(*alone, copy(driver, context, alone.copy, chunk))
         } else {
             let status = batch.send(now);
-            tell(Event::Chunk);
-            context.cut(driver, batch.stream, bytes_of(now));
+            tell(if has_room { Event::Chunk } else { Event::NoRoom });
+            if has_room {
+                context.cut(driver, batch.stream, bytes_of(now));
+            }
             status
         };
     }

@@ -65,6 +65,7 @@ static LEARNT: AtomicU64 = AtomicU64::new(0);
 static TRIAL: AtomicU64 = AtomicU64::new(0);
 static ASIDE: AtomicU64 = AtomicU64::new(0);
 static CHUNKS: AtomicU64 = AtomicU64::new(0);
+static NO_ROOM: AtomicU64 = AtomicU64::new(0);
 static CAPTURE: AtomicU64 = AtomicU64::new(0);
 static OTHER_MEMORY: AtomicU64 = AtomicU64::new(0);
 static NO_LINE: AtomicU64 = AtomicU64::new(0);
@@ -75,9 +76,10 @@ static LAUNCHES_HELD: AtomicU64 = AtomicU64::new(0);
 static LAUNCH_HELD_NS_MAX: AtomicU64 = AtomicU64::new(0);
 
 /// What became of copies that were looked at.
-static OUTCOMES: [(&AtomicU64, &str); 8] = [
+static OUTCOMES: [(&AtomicU64, &str); 9] = [
     (&ASIDE, "copies made by a kernel in their own stream"),
     (&CHUNKS, "chunks of bulk copies that let other streams in"),
+    (&NO_ROOM, "bulk copies queued whole from where their stream was full of chunks and did not go on"),
     (&CAPTURE, "passed on: the stream was capturing"),
     (&OTHER_MEMORY, "passed on: neither page-locked nor ordinary memory, or too large for a line"),
     (&NO_LINE, "passed on: all pinned lines were in use"),
@@ -107,6 +109,7 @@ pub(super) fn take(event: &Event<'_>) {
         Event::Timed => &TIMED,
         Event::Made(Accelerated { became: Became::Aside, .. }) => &ASIDE,
         Event::Chunk => &CHUNKS,
+        Event::NoRoom => &NO_ROOM,
         Event::NotAside(DriverReason::Capture) => &CAPTURE,
         Event::NotAside(DriverReason::NoLine) => &NO_LINE,
         Event::NotAside(DriverReason::NotLaunched) => &NOT_LAUNCHED,
