@@ -33,6 +33,23 @@ pub(crate) fn copy(copy: Copy, real: impl FnOnce() -> Status) -> Status {
     if is_looked_at { look(copy, reasons, real) } else { real() }
 }
 
+/// Makes ready what copies in the current context will need, if that is new. To page-lock memory and to load a kernel, the driver waits for kernels
+/// that run, and those may wait for what the program does only after its first copy. So this comes before the program's first kernel.
+pub(crate) fn prepare() {
+    let (is_new, expects) = (attention::reasons() & NEW != 0, fast::expects());
+    if attention::is_off() || !(is_new || expects) {
+        return;
+    }
+    let Some(driver) = driver() else { return };
+    let _relaxed = Relaxed::new(driver);
+    if is_new {
+        context::current(driver);
+    }
+    if expects {
+        fast::prepare(driver);
+    }
+}
+
 /// A copy for which nothing is ever done.
 #[inline]
 pub(crate) fn pass_on(what: Passed, bytes: usize, real: impl FnOnce() -> Status) -> Status {

@@ -359,9 +359,17 @@ fn cuda_runtimes_hold_no_function_of_the_driver_that_headway_replaces() {
         as_guest(&mut guest, FAST);
         let guest = held(&guest.output().unwrap());
         let replaced = |name: &str| {
-            ["cuMemcpy", "cuMemFreeHost", "cuGetProcAddress", "cuCtxDestroy", "cuDevicePrimaryCtxRe"]
-                .iter()
-                .any(|start| name.starts_with(start))
+            [
+                "cuMemcpy",
+                "cuMemAlloc",
+                "cuMemHostAlloc",
+                "cuMemFreeHost",
+                "cuGetProcAddress",
+                "cuCtxDestroy",
+                "cuDevicePrimaryCtxRe",
+            ]
+            .iter()
+            .any(|start| name.starts_with(start))
         };
         let expected: Vec<_> = plain
             .iter()

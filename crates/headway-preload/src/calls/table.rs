@@ -34,6 +34,12 @@ fn destroying(forget: impl Fn(), real: impl FnOnce() -> Status) -> Status {
     status
 }
 
+/// Makes a call that allocates memory, as programs do before they launch kernels.
+fn prepared(real: impl FnOnce() -> Status) -> Status {
+    decide::prepare();
+    real()
+}
+
 /// Makes a call that may see pinned memory, which is ordinary memory then.
 fn unpinned(end_pins: impl FnOnce(), real: impl FnOnce() -> Status) -> Status {
     end_pins();
@@ -221,9 +227,42 @@ replaced! {
         if status == SUCCESS && !place.is_null() {
             // SAFETY: the real call has just written there.
             context::expect(unsafe { *place });
+            fast::expect(device);
         }
         status
     };
+
+    /// Memory of a GPU is allocated.
+    cuMemAlloc_v2: c"cuMemAlloc" from 3_020 until UNKNOWN;
+    fn(place: *mut DevicePtr, bytes: usize) by(real, default) prepared(real);
+
+    /// The same for rows.
+    cuMemAllocPitch_v2: c"cuMemAllocPitch" from 3_020 until UNKNOWN;
+    fn(place: *mut DevicePtr, pitch: *mut usize, width: usize, rows: usize, element: c_uint) by(real, default) prepared(real);
+
+    /// Memory that CPU and GPU share.
+    cuMemAllocManaged: c"cuMemAllocManaged" from 6_000 until UNKNOWN;
+    fn(place: *mut DevicePtr, bytes: usize, flags: c_uint) by(real, default) prepared(real);
+
+    /// Memory of a GPU, in the order of a stream.
+    cuMemAllocAsync: c"cuMemAllocAsync" from 11_020 until UNKNOWN, or cuMemAllocAsync_ptsz from 11_020;
+    fn(place: *mut DevicePtr, bytes: usize, stream: Stream) by(real, default) prepared(real);
+
+    /// The same from a pool of the program's.
+    cuMemAllocFromPoolAsync: c"cuMemAllocFromPoolAsync" from 11_020 until UNKNOWN, or cuMemAllocFromPoolAsync_ptsz from 11_020;
+    fn(place: *mut DevicePtr, bytes: usize, pool: usize, stream: Stream) by(real, default) prepared(real);
+
+    /// Memory of a GPU without an address.
+    cuMemCreate: c"cuMemCreate" from 10_020 until UNKNOWN;
+    fn(place: *mut usize, bytes: usize, what: *const c_void, flags: u64) by(real, default) prepared(real);
+
+    /// Page-locked memory.
+    cuMemHostAlloc: c"cuMemHostAlloc" from 2_020 until UNKNOWN;
+    fn(place: *mut *mut c_void, bytes: usize, flags: c_uint) by(real, default) prepared(real);
+
+    /// `cuMemHostAlloc` without flags.
+    cuMemAllocHost_v2: c"cuMemAllocHost" from 3_020 until UNKNOWN;
+    fn(place: *mut *mut c_void, bytes: usize) by(real, default) prepared(real);
 
     /// Copies rows, and waits.
     cuMemcpy2D_v2: c"cuMemcpy2D" from 3_020 until UNKNOWN, or cuMemcpy2D_v2_ptds from 7_000;

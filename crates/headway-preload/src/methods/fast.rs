@@ -87,6 +87,37 @@ fn gpus() -> MutexGuard<'static, Vec<(c_int, Option<Arc<Gpu>>)>> {
     GPUS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Devices whose primary context the program has newly got hold of, and whose GPUs are opened when it allocates memory.
+static EXPECTED: Mutex<Vec<c_int>> = Mutex::new(Vec::new());
+
+fn expected() -> MutexGuard<'static, Vec<c_int>> {
+    EXPECTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The program has got hold of the primary context of `device`.
+pub(crate) fn expect(device: c_int) {
+    if attention::options().fast && !attention::is_off() {
+        let mut expected = expected();
+        if !expected.contains(&device) {
+            expected.push(device);
+        }
+    }
+}
+
+/// Whether a GPU is expected that was not opened.
+pub(crate) fn expects() -> bool {
+    !expected().is_empty()
+}
+
+/// Opens the GPU of the current context if it is expected: threads and page-locked memory are there before the first copy.
+pub(crate) fn prepare(driver: &Driver) {
+    let Some(device) = driver::current_device(driver).filter(|_| stack::is_enough()) else { return };
+    let found = expected().extract_if(.., |expected| *expected == device).next();
+    if found.is_some() {
+        opened(driver, device);
+    }
+}
+
 /// The driver as the copier sees it, made at the first copy.
 fn cuda() -> Option<Arc<CudaDriver>> {
     static CUDA: Mutex<Option<Arc<CudaDriver>>> = Mutex::new(None);
@@ -182,6 +213,7 @@ pub(crate) fn forget_device(device: c_int) {
     if attention::is_off() {
         return;
     }
+    expected().retain(|expected| *expected != device);
     let mut gpus = gpus();
     let gone: Vec<_> = gpus.extract_if(.., |(other, _)| *other == device).collect();
     // Copies of other threads keep theirs until they end.

@@ -6,6 +6,7 @@
  * gets "not initialised". Every copy is counted by the name of the call (fake_count), also those of Headway.
  *
  * FAKE_PINS: what a program page-locks of its own memory are pages, not addresses, and that waits until nothing runs. FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
+ * FAKE_QUEUE=NUMBER: a stream holds as many operations, and a call that would queue more waits. FAKE_KERNELS_FIRST: page-locked memory and modules come when nothing runs.
  * FAKE_REFUSES=STATUS: what a program gets that page-locks its own memory. FAKE_GPU=NUMBER: the last byte of the GPU's UUID.
  */
 #define _GNU_SOURCE
@@ -170,6 +171,8 @@ static void push(CUstream stream, struct op op) {
         return;
     }
     join(stream);
+    const char *holds = getenv("FAKE_QUEUE");
+    while (holds && stream->end - stream->first >= strtoul(holds, 0, 0)) step(stream);
     if (stream->first == stream->end) stream->first = stream->end = 0; /* a stream of hours stays small */
     if (stream->end == stream->room) {
         stream->room = stream->room ? 2 * stream->room : 64;
@@ -239,6 +242,8 @@ CUresult cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
 CUresult cuDeviceGetUuid(unsigned char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
 CUresult cuModuleGetLoadingMode(int *mode) { *mode = 2; return SUCCESS; }
 
+CUresult cuCtxSynchronize(void);
+static void kernels_first(void) { if (getenv("FAKE_KERNELS_FIRST")) cuCtxSynchronize(); }
 static void *memory(size_t bytes) { void *got = 0; return posix_memalign(&got, 4096, (bytes + 4095) / 4096 * 4096) ? 0 : got; }
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     ALIVE;
@@ -252,12 +257,12 @@ CUresult cuMemFree_v2(CUdeviceptr address) { ALIVE; if (!no_range(address)) retu
 CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
     (void)flags;
     ALIVE;
+    kernels_first();
     if (!may_lock(bytes) || !(*address = memory(bytes))) return OUT_OF_MEMORY;
     range(*address, bytes, HOST);
     return SUCCESS;
 }
 CUresult cuMemFreeHost(void *address) { ALIVE; if (!no_range((uint64_t)address)) return INVALID_VALUE; free(address); return SUCCESS; }
-CUresult cuCtxSynchronize(void);
 CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     (void)flags;
     ALIVE;
@@ -425,7 +430,7 @@ CUresult cuEventSynchronize(CUevent event) {
 }
 CUresult cuEventElapsedTime(float *ms, CUevent a, CUevent b) { (void)a, (void)b; *ms = 0; return SUCCESS; }
 
-CUresult cuModuleLoadData(size_t *module, const void *image) { ALIVE; *module = strstr(image, "headway_aside") ? 5 : 0; return SUCCESS; }
+CUresult cuModuleLoadData(size_t *module, const void *image) { ALIVE; kernels_first(); *module = strstr(image, "headway_aside") ? 5 : 0; return SUCCESS; }
 CUresult cuModuleGetFunction(size_t *function, size_t module, const char *name) { (void)name; ALIVE; *function = module; return SUCCESS; }
 enum { OWN_KERNEL = 5, PROGRAMS_KERNEL };
 static CUresult launch(const char *name, size_t function, CUstream stream, void **arguments) {

@@ -1,0 +1,65 @@
+//! Programs whose streams wait for what the same thread does only after its copies: Headway makes none of them hang.
+//!
+//! The driver loads kernels and page-locks memory only when nothing runs, and its streams hold a limited number of operations, as those of a
+//! real one do.
+
+mod support;
+
+use std::sync::LazyLock;
+
+use support::{Built, as_guest, seen};
+
+static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
+    let built = Built::new()?;
+    built.compile("waits", &["waits/waits.c"], &["-ldl", "-lpthread"]);
+    Some(built)
+});
+
+/// What a program prints: its copies that reached the driver, and words.
+fn counts(task: &str, options: Option<&str>) -> Option<String> {
+    let built = BUILT.as_ref()?;
+    let mut program = built.program(built.path("waits"));
+    program.arg(task).env("FAKE_KERNELS_FIRST", "1").env("FAKE_QUEUE", "1000");
+    if let Some(options) = options {
+        as_guest(&mut program, options);
+    }
+    let output = program.output().unwrap();
+    let (status, text) = seen(&output);
+    assert_eq!(status, "exit status: 0", "{task} {options:?}: {output:?}");
+    Some(text)
+}
+
+#[test]
+fn the_first_copy_may_come_while_a_kernel_waits_for_what_comes_behind_it() {
+    for task in ["first", "first-host"] {
+        let Some(plain) = counts(task, None) else { return };
+        assert_eq!(plain, "copies out 6, words 0, kernel 0\n", "{task}");
+        // A word is written as a trial, one behind each of the four chunks, and one behind the driver's own copy of ordinary memory.
+        for (options, end) in [
+            ("aside=never,fast=always,alone,no-cache", "words 0, kernel 0\n"),
+            ("aside=never,chunk=1048576,alone,no-cache", "words 6, kernel 0\n"),
+            ("aside=never,chunk=1048576,fast=always,alone,no-cache", "words 5, kernel 0\n"),
+            ("aside=always,alone,no-cache", "words 2, kernel 5\n"),
+            ("aside=always,fast=always,alone,no-cache", "words 1, kernel 5\n"),
+        ] {
+            let text = counts(task, Some(options)).unwrap();
+            assert!(text.ends_with(end), "{task} {options}: {text}");
+        }
+    }
+}
+
+/// The driver's streams hold 1,000 operations: 384 words at most, with a copy before each, and what the program queues itself.
+#[test]
+fn a_stream_that_stands_still_gets_no_more_chunks_than_it_holds() {
+    const CHUNKS: &str = "aside=never,chunk=65536,alone,no-cache";
+    let Some(plain) = counts("gate", None) else { return };
+    assert_eq!(plain, "copies out 4, words 0, kernel 0\n");
+    // Of the second copy 128 chunks have room; its rest and the other copies stay whole. One more word was written as a trial.
+    assert_eq!(counts("gate", Some(CHUNKS)).unwrap(), "copies out 387, words 385, kernel 0\n");
+    let Some(plain) = counts("gate-whole", None) else { return };
+    assert_eq!(plain, "copies out 500, words 0, kernel 0\n");
+    let whole = counts("gate-whole", Some("aside=auto,chunk=4194304,alone,no-cache")).unwrap();
+    assert_eq!(whole, "copies out 500, words 385, kernel 0\n");
+    // What the stream has passed takes no room.
+    assert_eq!(counts("drained", Some(CHUNKS)).unwrap(), "copies out 1024, words 1025, kernel 0\n");
+}

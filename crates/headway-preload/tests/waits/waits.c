@@ -1,0 +1,101 @@
+/*
+ * A program whose stream waits for a word that the same thread writes only after its copies, and which knows nothing of Headway.
+ *
+ *     waits first | first-host | gate | gate-whole | drained
+ *
+ * It checks all bytes, and prints how many copies out of the GPU, words and kernels of Headway's reached the driver. A program that hangs is killed.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int CUresult;
+typedef uint64_t CUdeviceptr;
+typedef void *CUstream;
+#define MIB ((size_t)1 << 20)
+
+static void *driver;
+static void *need(const char *name) {
+    void *found = dlsym(driver, name);
+    if (!found) { printf("FAILED: no %s\n", name); exit(2); }
+    return found;
+}
+static void must(CUresult status, const char *what) { if (status) { printf("FAILED: %s: %d\n", what, status); exit(2); } }
+#define CALL(type, name, ...) must(((CUresult (*) type)need(name))(__VA_ARGS__), name)
+
+static CUdeviceptr device;
+static unsigned char *source, *locked;
+static volatile unsigned *flag;
+
+static void out(void *to, size_t from, size_t bytes, CUstream stream) {
+    CALL((void *, CUdeviceptr, size_t, CUstream), "cuMemcpyDtoHAsync_v2", to, device + from, bytes, stream);
+}
+static void waits_for(CUstream stream, unsigned value) {
+    CALL((CUstream, CUdeviceptr, unsigned, unsigned), "cuStreamWaitValue32_v2", stream, (CUdeviceptr)flag, value, 0);
+}
+static void until_done(CUstream stream) { CALL((CUstream), "cuStreamSynchronize", stream); }
+static void same(const void *got, size_t from, size_t bytes, const char *what) {
+    if (memcmp(got, source + from, bytes)) { printf("FAILED: bytes of %s\n", what); exit(1); }
+}
+static void page_locked(void *place, size_t bytes) { CALL((void **, size_t, unsigned), "cuMemHostAlloc", place, bytes, 3); }
+
+int main(int argc, char **argv) {
+    const char *does = argc == 2 ? argv[1] : "";
+    const size_t bytes = 64 * MIB;
+    alarm(120); /* what hangs would hang for ever */
+    driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    size_t context;
+    CUstream kernels, copies;
+    CALL((unsigned), "cuInit", 0);
+    CALL((size_t *, int), "cuDevicePrimaryCtxRetain", &context, 0);
+    CALL((size_t), "cuCtxSetCurrent", context);
+    CALL((CUstream *, unsigned), "cuStreamCreate", &kernels, 1);
+    CALL((CUstream *, unsigned), "cuStreamCreate", &copies, 1);
+    source = malloc(bytes);
+    for (size_t i = 0; i < bytes; i += 8) { uint64_t word = i * 0x9e3779b97f4a7c15u; memcpy(source + i, &word, 8); }
+    page_locked(&flag, 4096);
+    *flag = 0;
+    if (!strcmp(does, "first-host")) waits_for(kernels, 1);
+    CALL((CUdeviceptr *, size_t), "cuMemAlloc_v2", &device, bytes);
+    memcpy((void *)device, source, bytes); /* no call tells of it, so that the first copy comes later */
+    if (!strncmp(does, "first", 5)) {
+        if (!strcmp(does, "first")) page_locked(&locked, bytes), waits_for(kernels, 1);
+        else locked = malloc(bytes), CALL((void *, size_t, unsigned), "cuMemHostRegister_v2", locked, bytes, 0);
+        unsigned char *ordinary = malloc(bytes), *small = locked + 32 * MIB;
+        out(locked, 3, 4 * MIB, copies);
+        out(small, 5, 4096, copies);
+        out(ordinary, 7, 4 * MIB, copies);
+        CALL((CUdeviceptr, const void *, size_t, CUstream), "cuMemcpyHtoDAsync_v2", device, source, 4 * MIB, copies);
+        for (int i = 0; i < 3; i++) out(locked + (8 + i) * MIB, i, 1000, copies);
+        until_done(copies);
+        *flag = 1;
+        until_done(kernels);
+        same(locked, 3, 4 * MIB, "a large copy");
+        same(small, 5, 4096, "a small copy");
+        same(ordinary, 7, 4 * MIB, "ordinary memory");
+    } else if (!strcmp(does, "gate") || !strcmp(does, "drained")) {
+        page_locked(&locked, bytes);
+        for (unsigned i = 0; i < 4; i++) {
+            if (!i && !strcmp(does, "gate")) waits_for(copies, 1);
+            out(locked + 16 * MIB * i, 16 * MIB * i, 16 * MIB, copies);
+            if (!strcmp(does, "drained")) until_done(copies);
+        }
+        *flag = 1;
+        until_done(copies);
+        same(locked, 0, bytes, "copies behind a word");
+    } else if (!strcmp(does, "gate-whole")) {
+        page_locked(&locked, bytes);
+        waits_for(copies, 1);
+        for (size_t i = 0; i < 500; i++) out(locked, i, 4 * MIB, copies);
+        *flag = 1;
+        until_done(copies);
+        same(locked, 499, 4 * MIB, "the last copy behind a word");
+    } else must(1, "the task");
+    unsigned long (*count)(const char *) = (unsigned long (*)(const char *))need("fake_count");
+    printf("copies out %lu, words %lu, kernel %lu\n", count("cuMemcpyDtoHAsync_v2"), count("cuStreamWriteValue32_v2"), count("kernel"));
+    return 0;
+}
