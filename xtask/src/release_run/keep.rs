@@ -138,6 +138,10 @@ fn write(parts: &[Part], folder: &Path, name: &str, gpus: usize) -> anyhow::Resu
     for part in parts {
         for entry in fs::read_dir(&part.folder)? {
             let path = entry?.path();
+            // What was interrupted is no result; `pieces.csv` says when it ended.
+            if path.join("INCOMPLETE.txt").exists() {
+                continue;
+            }
             keep_output(&path, folder).with_context(|| format!("{}.tar.gz: {}", part.name, path.display()))?;
         }
     }
@@ -275,7 +279,15 @@ mod tests {
     fn the_parts_of_a_host_become_one_run_and_results_begin_with_best_median_and_worst_over_hosts() {
         let (place, raw) = (tempfile::tempdir().unwrap(), [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()]);
         let root = place.path();
-        pack(raw[0].path(), |_| ());
+        // `fujii` was ended before it was done.
+        pack(raw[0].path(), |folder| {
+            if folder.ends_with("three") {
+                fs::create_dir_all(folder.join("fujii")).unwrap();
+                for (file, text) in [("pairs.csv", "a,b\n"), ("INCOMPLETE.txt", "INCOMPLETE: interrupted")] {
+                    fs::write(folder.join("fujii").join(file), text).unwrap();
+                }
+            }
+        });
         // The second host is a little slower where a program offloads.
         pack(raw[1].path(), |folder| {
             let file = folder.join("token-loops.out");
@@ -305,6 +317,7 @@ mod tests {
         for file in ["transfers/rows.csv.gz", "flows/responses.csv", "cho-queues/outcome.json", "arrays.jsonl"] {
             assert!(run.join(file).is_file(), "{file}");
         }
+        assert!(!run.join("fujii").exists());
         assert!(!run.join("swap_models.txt").exists(), "a table for people is left out where there are figures");
 
         let results = claims::page(root).unwrap();
