@@ -503,16 +503,20 @@ fn programs_that_use_no_gpu_run_as_they_do_without_it() {
 
 #[test]
 fn who_asks_for_counts_of_a_program_without_a_driver_is_told_once() {
-    let command = |stats: bool, script: &str| {
-        let options = GuestOptions { stats, ..ASIDE };
+    let command = |options: GuestOptions, script: &str| {
         // A shell that knows its own number, as `headway exec` knows the one that its program keeps.
         let script = format!("export HEADWAY_GUEST_FIRST=$$; export LD_PRELOAD='{}'; {script}", preload().display());
         let output = Command::new("sh").args(["-c", &script]).env(VARIABLE, options.to_string()).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8_lossy(&output.stderr).lines().filter(|line| line.contains("loaded no CUDA driver")).count()
     };
-    assert_eq!(command(true, "exec true"), 1);
-    assert_eq!(command(true, "exec bash -c 'true; ls /; true'"), 1, "children are silent");
-    assert_eq!(command(true, "sh -c true; sh -c true"), 0, "the first one was not started with the library");
-    assert_eq!(command(false, "exec true"), 0);
+    let stats = GuestOptions { stats: true, ..ASIDE };
+    assert_eq!(command(stats, "exec true"), 1);
+    assert_eq!(command(stats, "exec bash -c 'true; ls /; true'"), 1, "children are silent");
+    assert_eq!(command(stats, "sh -c true; sh -c true"), 0, "the first one was not started with the library");
+    assert_eq!(command(ASIDE, "exec true"), 0);
+    assert_eq!(command(GuestOptions { lint: true, ..ASIDE }, "exec true"), 1);
+    assert_eq!(command(GuestOptions { verify: true, ..ASIDE }, "exec true"), 1);
+    let script = format!("export {}=/nowhere/log.jsonl; exec true", headway_core::files::guest_log::VARIABLE);
+    assert_eq!(command(ASIDE, &script), 1, "nor was a log written");
 }
