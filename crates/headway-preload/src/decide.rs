@@ -37,13 +37,13 @@ pub(crate) fn copy(copy: Copy, real: impl FnOnce() -> Status) -> Status {
 /// that run, and those may wait for what the program does only after its first copy. So this comes before the program's first kernel.
 pub(crate) fn prepare() {
     let (is_new, expects) = (attention::reasons() & NEW != 0, fast::expects());
-    if attention::is_off() || !(is_new || expects) {
+    if !(is_new || expects) || attention::is_off() {
         return;
     }
     let Some(driver) = driver() else { return };
     let _relaxed = Relaxed::new(driver);
     if is_new {
-        context::current(driver);
+        context::prepare_new(driver);
     }
     if expects {
         fast::prepare(driver);

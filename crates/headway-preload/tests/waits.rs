@@ -48,6 +48,14 @@ fn the_first_copy_may_come_while_a_kernel_waits_for_what_comes_behind_it() {
     }
 }
 
+#[test]
+fn a_context_that_was_given_back_and_lives_on_is_not_prepared_at_an_allocation() {
+    for options in ["aside=always", "aside=never,chunk=1048576", "aside=never,fast=always"] {
+        let Some(text) = counts("released", Some(&format!("{options},alone,no-cache"))) else { return };
+        assert!(text.starts_with("copies out 0, "), "{options}: {text}");
+    }
+}
+
 /// The driver's streams hold 1,000 operations: 384 words at most, with a copy before each, and what the program queues itself.
 #[test]
 fn a_stream_that_stands_still_gets_no_more_chunks_than_it_holds() {
@@ -60,6 +68,9 @@ fn a_stream_that_stands_still_gets_no_more_chunks_than_it_holds() {
     assert_eq!(plain, "copies out 500, words 0, kernel 0\n");
     let whole = counts("gate-whole", Some("aside=auto,chunk=4194304,alone,no-cache")).unwrap();
     assert_eq!(whole, "copies out 500, words 385, kernel 0\n");
+    // Copies of the 78 streams for which there is no word stay whole, and so do those of the last one.
+    let many = counts("streams", Some(CHUNKS)).unwrap();
+    assert_eq!(many, format!("copies out {}, words {}, kernel 0\n", 1023 * 64 + 78 + 4, 1023 * 64 + 1));
     // What the stream has passed takes no room.
     assert_eq!(counts("drained", Some(CHUNKS)).unwrap(), "copies out 1024, words 1025, kernel 0\n");
 }

@@ -51,6 +51,10 @@ impl StreamLoad {
     pub fn written(&mut self, value: u32) {
         self.last_word = value;
         self.words.push_back(value);
+        // Another thread may have dropped what is before this word since its value was given out.
+        if self.value().wrapping_sub(value).cast_signed() < 0 {
+            self.queued = u64::from(value) * UNIT;
+        }
     }
 
     /// Whether as many words are under way as may be, as far as is known.
@@ -64,6 +68,12 @@ impl StreamLoad {
         if let Some(at) = self.words.iter().rposition(|value| *value == word) {
             self.words.drain(..=at);
         }
+    }
+
+    /// Whether nothing is under way that is known, where the stream has come to `word`.
+    #[must_use]
+    pub const fn is_over(&self, word: u32) -> bool {
+        self.last_word == word && self.value() == word
     }
 
     /// A thread has waited in vain for the stream to go on from `word`.
@@ -187,6 +197,18 @@ mod tests {
         assert!(load.is_full());
         load.reached(words[WORDS_MAX - 1]);
         assert_eq!(load.words.len(), 1);
+    }
+
+    #[test]
+    fn a_word_that_is_written_after_another_thread_dropped_what_it_counts_leaves_nothing_under_way() {
+        let mut load = StreamLoad::default();
+        let [first, second] = [1, 2].map(|_| load.queue(CHUNK, CHUNK).unwrap());
+        load.written(first);
+        load.drop_unwritten();
+        assert!(load.is_over(first));
+        load.written(second);
+        assert_eq!(load.under_way(second), Bytes(0));
+        assert!(load.is_over(second) && !load.is_over(first));
     }
 
     #[test]

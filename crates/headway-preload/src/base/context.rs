@@ -73,6 +73,8 @@ pub(crate) struct Prepared {
     /// Bulk copies that are inside the driver's call now.
     calls: AtomicU32,
     loads: Mutex<Loads>,
+    /// It may be about to be destroyed, with the memory: a thread that waits reads no more.
+    is_gone: AtomicBool,
 }
 
 // SAFETY: `memory` is pinned memory that lives as long as the context; each line is used only by the thread that took it.
@@ -82,11 +84,22 @@ unsafe impl Send for Prepared {}
 unsafe impl Sync for Prepared {}
 
 enum ContextState {
-    /// The program holds it, and has made no copy in it yet.
+    /// The program holds it, and has neither allocated memory nor made a copy in it yet.
     Expected,
+    /// It was ready, and lives on perhaps: prepared at its next copy.
+    ExpectedAgain,
     /// A thread prepares it; meanwhile, and if that fails, its copies are passed on.
     PassedOn,
     Ready(Arc<Prepared>),
+}
+
+impl ContextState {
+    /// The context may be about to be destroyed.
+    fn go(&mut self) {
+        if let Self::Ready(ready) = std::mem::replace(self, Self::ExpectedAgain) {
+            ready.is_gone.store(true, Ordering::Release);
+        }
+    }
 }
 
 static CONTEXTS: Mutex<Vec<(Context, ContextState)>> = Mutex::new(Vec::new());
@@ -97,7 +110,8 @@ fn contexts() -> MutexGuard<'static, Vec<(Context, ContextState)>> {
 
 /// Sets the reasons for attention by what is known.
 fn refresh(known: &[(Context, ContextState)]) {
-    let new = known.is_empty() || known.iter().any(|(_, known)| matches!(known, ContextState::Expected));
+    let expected = |known: &ContextState| matches!(known, ContextState::Expected | ContextState::ExpectedAgain);
+    let new = known.is_empty() || known.iter().any(|(_, known)| expected(known));
     let busy = known.iter().any(|(_, known)| matches!(known, ContextState::Ready(ready) if ready.is_busy()));
     let bits = |new, busy| (if new { NEW } else { 0 }) | (if busy { BULK } else { 0 });
     if attention::queues() {
@@ -113,7 +127,7 @@ fn change(change: impl FnOnce(&mut Vec<(Context, ContextState)>)) {
     }
 }
 
-/// A context that the program has got hold of: prepared at its first copy.
+/// A context that the program has got hold of: prepared at its first allocation or copy.
 pub(crate) fn expect(context: Context) {
     change(|known| {
         if known.iter().all(|(other, _)| *other != context) {
@@ -124,12 +138,20 @@ pub(crate) fn expect(context: Context) {
 
 /// A context that is about to be destroyed. What it owns goes with it.
 pub(crate) fn forget(context: Context) {
-    change(|known| known.retain(|(other, _)| *other != context));
+    change(|known| {
+        known.retain_mut(|(other, known)| {
+            let stays = *other != context;
+            if !stays {
+                known.go();
+            }
+            stays
+        });
+    });
 }
 
 /// Any of the contexts may be about to be destroyed; those that live on are prepared again.
 pub(crate) fn forget_all() {
-    change(|known| known.iter_mut().for_each(|(_, known)| *known = ContextState::Expected));
+    change(|known| known.iter_mut().for_each(|(_, known)| known.go()));
 }
 
 /// Contexts of a device that may be about to be destroyed; those that live on are prepared again.
@@ -137,8 +159,19 @@ pub(crate) fn forget_device(device: c_int) {
     change(|known| {
         let of_device =
             |known: &&mut ContextState| matches!(known, ContextState::Ready(ready) if ready.device == device);
-        known.iter_mut().map(|(_, known)| known).filter(of_device).for_each(|known| *known = ContextState::Expected);
+        known.iter_mut().map(|(_, known)| known).filter(of_device).for_each(ContextState::go);
     });
+}
+
+/// Prepares the context of this thread if nothing was prepared in it before.
+pub(crate) fn prepare_new(driver: &Driver) {
+    let Some(context) = driver::current_context(driver) else { return };
+    let again =
+        |(other, known): &(Context, ContextState)| *other == context && matches!(known, ContextState::ExpectedAgain);
+    let again = contexts().iter().any(again);
+    if !again {
+        current(driver);
+    }
 }
 
 /// What is kept for the context of this thread; prepared now if it is new.
@@ -201,6 +234,7 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
         writes: AtomicBool::new(true),
         calls: AtomicU32::new(0),
         loads: Mutex::default(),
+        is_gone: AtomicBool::new(false),
     };
     try_out(driver, &prepared).then_some(prepared)
 }
@@ -248,14 +282,18 @@ fn chunk() -> Bytes {
 }
 
 impl Loads {
-    /// A word that no stream writes any more.
+    /// A word that no stream writes any more, or that of a stream which has nothing under way.
     fn free_word(&mut self, read: impl Fn(usize) -> u32) -> Option<usize> {
         if let Some(at) = self.left.iter().position(|(word, last)| read(*word) == *last) {
             return Some(self.left.swap_remove(at).0);
         }
-        // The first word is written where nobody reads it.
-        self.used = (self.used + 1 < WORDS).then_some(self.used + 1)?;
-        Some(self.used)
+        // The first word is written as a trial.
+        if self.used + 1 < WORDS {
+            self.used += 1;
+            return Some(self.used);
+        }
+        let idle = self.known.iter().position(|known| known.load.is_over(read(known.word)))?;
+        Some(self.known.swap_remove(idle).word)
     }
 }
 
@@ -284,8 +322,11 @@ impl Prepared {
         known.load.under_way(self.read(known.word)) > chunk()
     }
 
-    /// The value that a word has come to.
+    /// The value that a word has come to; of a context that may be gone, 0.
     fn read(&self, word: usize) -> u32 {
+        if self.is_gone.load(Ordering::Acquire) {
+            return 0;
+        }
         let at = self.memory.wrapping_add(LINES * LINE_BYTES + word * WORD_BYTES).cast::<u32>();
         // SAFETY: the word is on the page-locked memory of this context, aligned, and a GPU writes it as a whole.
         unsafe { at.read_volatile() }
@@ -329,10 +370,13 @@ impl Prepared {
         Some((known.word, given))
     }
 
-    /// Whether a word may be written on the stream. Where as many as may be are under way, waits for one as long as the stream goes on. A
+    /// Whether a word may be written on the stream, for which there is one. Where as many as may be are under way, waits for one as long as the stream goes on. A
     /// stream may wait for what this thread does only later, so nothing waits for one that does not go on.
     pub(crate) fn has_room(&self, stream: Stream) -> bool {
-        let Some((word, true)) = self.with_load(stream, |load| load.is_full()) else { return true };
+        let Some((word, is_full)) = self.with_load(stream, |load| load.is_full()) else { return false };
+        if !is_full {
+            return true;
+        }
         loop {
             let at = self.read(word);
             let looked = self.with_load(stream, |load| {
@@ -343,10 +387,14 @@ impl Prepared {
             if !is_full {
                 return true;
             }
+            let mut goes_on = false;
             if !stands {
-                wait_until(STREAM_WAIT_MAX, || self.read(word) != at);
+                wait_until(STREAM_WAIT_MAX, || {
+                    goes_on = self.read(word) != at;
+                    goes_on
+                });
             }
-            if self.read(word) == at {
+            if !goes_on || self.is_gone.load(Ordering::Acquire) {
                 self.with_load(stream, |load| load.stands_at(at));
                 return false;
             }

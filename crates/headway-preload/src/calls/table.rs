@@ -34,10 +34,14 @@ fn destroying(forget: impl Fn(), real: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// Makes a call that allocates memory, as programs do before they launch kernels.
+/// Makes a call that allocates memory, as programs do before they launch kernels. What Headway needs comes behind it, so that the program
+/// gets all that is free.
 fn prepared(real: impl FnOnce() -> Status) -> Status {
-    decide::prepare();
-    real()
+    let status = real();
+    if status == SUCCESS {
+        decide::prepare();
+    }
+    status
 }
 
 /// Makes a call that may see pinned memory, which is ordinary memory then.

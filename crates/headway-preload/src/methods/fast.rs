@@ -6,6 +6,7 @@
 //! many threads: first by built-in figures, then by the times of earlier copies.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -87,33 +88,53 @@ fn gpus() -> MutexGuard<'static, Vec<(c_int, Option<Arc<Gpu>>)>> {
     GPUS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Devices whose primary context the program has newly got hold of, and whose GPUs are opened when it allocates memory.
-static EXPECTED: Mutex<Vec<c_int>> = Mutex::new(Vec::new());
-
-fn expected() -> MutexGuard<'static, Vec<c_int>> {
-    EXPECTED.lock().unwrap_or_else(PoisonError::into_inner)
+/// A device whose primary context the program has got hold of.
+struct HeldDevice {
+    device: c_int,
+    /// Its GPU is opened when the program allocates memory there for the first time.
+    is_expected: bool,
 }
 
-/// The program has got hold of the primary context of `device`.
+static HELD: Mutex<Vec<HeldDevice>> = Mutex::new(Vec::new());
+/// Whether a GPU is expected.
+static EXPECTS: AtomicBool = AtomicBool::new(false);
+
+/// Changes what is known of devices.
+fn with_held<T>(change: impl FnOnce(&mut Vec<HeldDevice>) -> T) -> T {
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    let given = change(&mut held);
+    EXPECTS.store(held.iter().any(|held| held.is_expected), Ordering::Relaxed);
+    given
+}
+
+/// The program has got hold of the primary context of `device`. One that it gives back and gets again is opened at its next large copy.
 pub(crate) fn expect(device: c_int) {
     if attention::options().fast && !attention::is_off() {
-        let mut expected = expected();
-        if !expected.contains(&device) {
-            expected.push(device);
-        }
+        with_held(|held| {
+            if held.iter().all(|held| held.device != device) {
+                held.push(HeldDevice { device, is_expected: true });
+            }
+        });
     }
 }
 
-/// Whether a GPU is expected that was not opened.
+/// Nothing is opened at an allocation on `device` any more; whether it would have been.
+fn expect_no_more(device: c_int) -> bool {
+    with_held(|held| {
+        let found = held.iter_mut().find(|held| held.device == device);
+        found.is_some_and(|held| std::mem::take(&mut held.is_expected))
+    })
+}
+
+/// Whether a GPU is to be opened when the program allocates memory.
 pub(crate) fn expects() -> bool {
-    !expected().is_empty()
+    EXPECTS.load(Ordering::Relaxed)
 }
 
 /// Opens the GPU of the current context if it is expected: threads and page-locked memory are there before the first copy.
 pub(crate) fn prepare(driver: &Driver) {
     let Some(device) = driver::current_device(driver).filter(|_| stack::is_enough()) else { return };
-    let found = expected().extract_if(.., |expected| *expected == device).next();
-    if found.is_some() {
+    if expect_no_more(device) {
         opened(driver, device);
     }
 }
@@ -213,7 +234,7 @@ pub(crate) fn forget_device(device: c_int) {
     if attention::is_off() {
         return;
     }
-    expected().retain(|expected| *expected != device);
+    expect_no_more(device);
     let mut gpus = gpus();
     let gone: Vec<_> = gpus.extract_if(.., |(other, _)| *other == device).collect();
     // Copies of other threads keep theirs until they end.

@@ -1,7 +1,7 @@
 /*
  * A program whose stream waits for a word that the same thread writes only after its copies, and which knows nothing of Headway.
  *
- *     waits first | first-host | gate | gate-whole | drained
+ *     waits first | first-host | gate | gate-whole | drained | released | streams
  *
  * It checks all bytes, and prints how many copies out of the GPU, words and kernels of Headway's reached the driver. A program that hangs is killed.
  */
@@ -94,6 +94,29 @@ int main(int argc, char **argv) {
         *flag = 1;
         until_done(copies);
         same(locked, 499, 4 * MIB, "the last copy behind a word");
+    } else if (!strcmp(does, "released")) {
+        /* Another part of the program still holds the context. */
+        CALL((size_t *, int), "cuDevicePrimaryCtxRetain", &context, 0);
+        page_locked(&locked, bytes);
+        CALL((int), "cuDevicePrimaryCtxRelease_v2", 0);
+        waits_for(kernels, 1);
+        CUdeviceptr more;
+        CALL((CUdeviceptr *, size_t), "cuMemAlloc_v2", &more, bytes);
+        *flag = 1;
+        until_done(kernels);
+    } else if (!strcmp(does, "streams")) {
+        /* More streams with copies under way than Headway has words for, and one more that is full. */
+        CUstream stream;
+        page_locked(&locked, bytes);
+        for (int i = 0; i <= 1100; i++) {
+            CALL((CUstream *, unsigned), "cuStreamCreate", &stream, 1);
+            waits_for(stream, 1);
+            out(locked, 3, 4 * MIB, stream);
+        }
+        for (int i = 0; i < 4; i++) out(locked + 16 * MIB * i, 16 * MIB * i, 16 * MIB, stream);
+        *flag = 1;
+        until_done(stream);
+        same(locked, 0, bytes, "copies in a stream of many");
     } else must(1, "the task");
     unsigned long (*count)(const char *) = (unsigned long (*)(const char *))need("fake_count");
     printf("copies out %lu, words %lu, kernel %lu\n", count("cuMemcpyDtoHAsync_v2"), count("cuStreamWriteValue32_v2"), count("kernel"));
