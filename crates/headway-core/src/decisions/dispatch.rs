@@ -535,8 +535,9 @@ impl Dispatcher {
         let job = waiting.job;
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
         let planned = &pipeline.steps[job.step as usize];
-        let (offset, bytes) = chunk(planned, waiting);
+        // Of operations that are submitted one by one, `next` is the number of the next one, and each has a region of its own.
         let only = pipeline.source.one_by_one(planned).then_some(waiting.next.0);
+        let (offset, bytes) = if only.is_some() { (Bytes(0), waiting.bytes) } else { chunk(planned, waiting) };
         let count = planned.operations.len() as u64;
         waiting.next = only.map_or(offset + bytes, |only| Bytes(only + 1));
         let last_of_job = only.map_or(count > 1 || waiting.next >= waiting.bytes, |only| only + 1 == count);
