@@ -296,7 +296,8 @@ fn doctor_tries_every_method_where_there_is_a_gpu_or_an_emulated_one() {
 fn every_message_has_response_times_of_its_own_below_its_bound_also_where_messages_are_combined() {
     let place = place();
     for workload in ["workloads/messages.toml", "workloads/exchange.toml"] {
-        let run = ["run", workload, "--backend", "sim", "--machine", "h200-x4", "--out", "results", "--force"];
+        let out = workload.replace('/', "-");
+        let run = ["run", workload, "--backend", "sim", "--machine", "h200-x4", "--out", &out, "--force"];
         let text = headway(place.path(), &run).exits(0).out;
         let json = headway(place.path(), &[&run[..], &["--format", "json"]].concat()).exits(0).json();
         let summary = &json["summary"];

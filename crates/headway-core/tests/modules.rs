@@ -287,9 +287,20 @@ fn a_baseline_that_knows_only_packed_blocks_says_so() {
     let options = PlanOptions { strategy: Some(Strategy::Lockstep) };
     let error = plan(&node(), &workload(FILE), options).unwrap_err();
     assert!(
-        error.to_string().contains("strategy `lockstep` knows no kernels of modules; choose one of serial"),
+        error.to_string().contains("strategy `lockstep` knows no kernels of modules; choose `serial`, `combined`"),
         "{error}"
     );
+    let messages = workload(
+        "name = \"w\"\n[[message]]\nid = \"m\"\nperiod = \"10 ms\"\nblocks = [{ from = \"host\", to = \"gpu0\", bytes = \"1 MiB\" }]\n",
+    );
+    for strategy in Strategy::ALL {
+        let planned = plan(&node(), &messages, PlanOptions { strategy: Some(strategy) });
+        let said = planned.err().map(|error| error.to_string()).unwrap_or_default();
+        let is_refused =
+            said.contains(&format!("strategy `{}` is one of streams, and there are none", strategy.name()));
+        let is_baseline = matches!(strategy, Strategy::Lockstep | Strategy::Generation);
+        assert_eq!((is_refused, said.is_empty()), (is_baseline, !is_baseline), "{said}");
+    }
 }
 
 /// A task whose second kernel reads what the first one read, and has the same entry.

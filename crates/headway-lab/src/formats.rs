@@ -164,6 +164,9 @@ pub enum FormatError {
     /// A choice that the format does not have.
     #[error("the format counts in {unit}; leave out `--unit`")]
     Unit { unit: &'static str },
+    /// A unit of time that is nothing.
+    #[error("`--unit` is zero: say how long one unit of the file is, for example `1 us`")]
+    ZeroUnit,
     /// The workload has no demands on the server.
     #[error("there is no server `{server}` with demands; choose one of: {known}")]
     NoServer {
@@ -212,6 +215,9 @@ type Demands = (Vec<ServerDemand>, Vec<String>);
 pub fn import(format: FileFormat, text: &str, options: &Import) -> Result<Imported, FormatError> {
     if text.len() > BYTES_MAX {
         return Err(FormatError::Size { bytes: text.len() });
+    }
+    if options.unit == Some(Nanos(0)) {
+        return Err(FormatError::ZeroUnit);
     }
     let needed = || options.unit.ok_or(FormatError::Open { what: "its unit of time", flag: "--unit" });
     let milliseconds = || match options.unit {

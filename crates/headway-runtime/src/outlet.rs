@@ -129,6 +129,18 @@ impl Outlet {
         Ok(outlet)
     }
 
+    /// Begins results of the workload `name`, which never take the place of another workload's.
+    ///
+    /// # Errors
+    /// Those of [`Outlet::create`]; [`OutputError::InTheWay`] if results of a workload of another name are there.
+    pub fn create_for(place: &Path, name: &str) -> Result<Self, OutputError> {
+        if let Some(other) = workload_of(place).filter(|other| other != name) {
+            let reason = format!("holds results of another workload, `{other}`, which stay");
+            return Err(OutputError::InTheWay { path: place.to_owned(), reason });
+        }
+        Self::create(place)
+    }
+
     /// Begins a report that will appear at `place`. It takes the place of an earlier report, and never that of a run, whose log it may be made of.
     ///
     /// # Errors
@@ -277,6 +289,13 @@ fn replaceable(place: &Path) -> Result<(), OutputError> {
     if empty || is_result { Ok(()) } else { in_the_way("is not a whole result") }
 }
 
+/// Name of the workload whose results are at `place`.
+fn workload_of(place: &Path) -> Option<String> {
+    let summary = fs::read(place.join(MARK)).ok()?;
+    let summary: serde_json::Value = serde_json::from_slice(&summary).ok()?;
+    summary["workload"]["name"].as_str().map(str::to_owned)
+}
+
 /// Whether Headway wrote the page: what is made of a guest's log has a page and no trace.
 fn is_page(path: &Path) -> bool {
     const BEGINNING: u64 = 1 << 10;
@@ -357,6 +376,25 @@ mod tests {
             outlet.write(MARK, b"{}").unwrap();
             outlet.publish().unwrap();
         }
+    }
+
+    #[test]
+    fn results_of_another_workload_are_in_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("result");
+        let run = |name: &str| {
+            let outlet = Outlet::create_for(&place, name)?;
+            outlet.write(TRACE, b"")?;
+            outlet.write(MARK, format!(r#"{{"workload": {{"name": "{name}"}}}}"#).as_bytes())?;
+            outlet.publish()
+        };
+        run("cameras").unwrap();
+        run("cameras").unwrap();
+        let refused = run("radar").unwrap_err().to_string();
+        assert!(
+            refused.contains("holds results of another workload, `cameras`, which stay; nothing is replaced"),
+            "{refused}"
+        );
     }
 
     #[test]

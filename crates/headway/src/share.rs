@@ -64,7 +64,7 @@ pub struct TaskReport {
     pub period: Nanos,
     /// Relative deadline.
     pub deadline: Nanos,
-    /// Longest time it holds a token.
+    /// Bound on the time for which it holds a token: each copy and kernel counts as the longest of all tasks, with those ahead of it.
     pub token_hold: Nanos,
     /// Longest wait for a token.
     pub token_wait: Nanos,

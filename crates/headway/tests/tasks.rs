@@ -83,6 +83,21 @@ fn kernels_of_the_caller_run_in_tasks_and_their_state_follows() {
     }
 }
 
+#[test]
+fn a_simulation_says_which_kernel_nothing_else_can_run() {
+    let place = tempfile::tempdir().unwrap();
+    let warnings = |library: Arc<dyn Library>| {
+        let machine = Some("h200-x4".to_owned());
+        let out = Some(place.path().join("results"));
+        let options =
+            RunOptions { backend: Backend::Sim, machine, gpus: Some(2), out, library, ..RunOptions::default() };
+        tasks::run(&parse("own.toml", &workload("system")).unwrap(), &options, |_| {}).unwrap().warnings.join("; ")
+    };
+    assert!(!warnings(Arc::new(Own)).contains("counted"));
+    let said = warnings(Arc::clone(&RunOptions::default().library));
+    assert!(said.contains("task `t0` computes `counted`, which only a simulation can run: there are `"), "{said}");
+}
+
 /// A task that finds edges with the kernel of the shipped workload `camera`, in pictures of 16 rows.
 const EDGES: &str = r#"name = "w"
 run = { duration = "200 ms" }

@@ -374,6 +374,18 @@ fn by_strategy(
         },
     };
     let strategies: Vec<Strategy> = Strategy::ALL.into_iter().filter(is_tried).collect();
+    let baseline = options.strategy.filter(|asked| asked.row().gangs.is_some() && workload.streams.is_empty());
+    if let (Some(asked), Some(message)) = (baseline, workload.messages.first()) {
+        return Err(PlanError::Impossible {
+            place: format!("message.{}.blocks", message.id),
+            object: format!("message `{}`", message.id),
+            reason: format!(
+                "strategy `{}` is one of streams, and there are none; choose {}",
+                asked.name(),
+                strategies::or_of_others()
+            ),
+        });
+    }
     let cycles: &[Cycle] = match workload.cycle {
         _ if windows == Windows::Divided => &[Cycle::Arrival],
         Cycle::Auto => &[Cycle::Paper, Cycle::Arrival],

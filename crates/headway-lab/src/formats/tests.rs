@@ -25,6 +25,14 @@ fn refusal(format: FileFormat, text: &str, options: &Import) -> String {
     format!("{error}{source}")
 }
 
+#[test]
+fn a_unit_of_nothing_is_refused_by_its_name() {
+    let options = Import { unit: Some(Nanos(0)), ..Import::default() };
+    for format in [FileFormat::Tasks, FileFormat::Schedcat, FileFormat::Jobs, FileFormat::Simso] {
+        assert!(refusal(format, JOBS, &options).starts_with("`--unit` is zero"), "{format:?}");
+    }
+}
+
 fn workload_of(text: &str) -> Workload {
     workload::parse("w", &format!("name = \"w\"\n{text}")).unwrap().value
 }

@@ -98,6 +98,7 @@ fn keep_if_interrupted(out: &Out, setting: &ExperimentSetting, name: &str) -> Ar
             return;
         }
         let said = match so_far.take() {
+            None if !is_one => "interrupted; the experiments that had ended are kept".to_owned(),
             None => "interrupted; nothing was kept".to_owned(),
             Some(outcome) => match outcome.write(&folder_of(&outcome)) {
                 Ok(folder) => {

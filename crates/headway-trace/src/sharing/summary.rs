@@ -72,7 +72,7 @@ pub struct SharingVerdict {
     pub text: String,
 }
 
-/// One task.
+/// One task, by its complete jobs: what the end of the run cuts off counts nowhere, also if it is late by then. A response is from the later of the release and the end of the job before it, as GPUSync measures it (`elliott-2013`, 5).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TaskFigures {
     pub id: String,

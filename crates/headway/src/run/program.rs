@@ -266,7 +266,7 @@ impl Program {
         let Self { workload, options, mut chosen, plan, mut warnings, bound, home: _ } = self;
         let (options, source) = (&options, chosen.source);
         let place = options.place(&plan.workload.name, source);
-        let outlet = Outlet::create(&place)?;
+        let outlet = Outlet::create_for(&place, &plan.workload.name)?;
         let mut ran = carry_out(&mut chosen, &plan, &workload.value, options, &outlet, bound, &mut progress)
             .map_err(|error| located(error, &plan, &workload))?;
         let padded = ran.intake.shares().iter().filter(|share| share.padding > 0).count();

@@ -7,6 +7,7 @@ mod simulated;
 use std::path::PathBuf;
 
 use headway_core::analysis::sharing::{Resource, TardinessVerdict};
+use headway_core::decisions::sharing::JobSegment;
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{SharingTable, Workload};
@@ -14,6 +15,7 @@ use headway_core::log::{Incomplete, RunSource};
 use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::Named;
 use headway_device::DeviceError;
+use headway_device::work::Library;
 use headway_runtime::outlet::{MARK, Outlet, OutputError};
 use headway_trace::sharing::{CompletedJob, JobBounds, KIND, SCHEMA, SharingSummary, TaskHead, TaskLog, TaskLogHeader};
 use serde::Serialize;
@@ -85,8 +87,11 @@ pub fn run(
     let (source, machine, mut warnings) = choose(options)?;
     let model = share::model(&machine, workload, sharing)?;
     accept(&model, options, &mut warnings)?;
+    if source == RunSource::Sim {
+        warnings.extend(unknown_kernel(&workload.value, options.library.as_ref()));
+    }
     let place = options.place(&workload.value.name, source);
-    let outlet = Outlet::create(&place)?;
+    let outlet = Outlet::create_for(&place, &workload.value.name)?;
     let seed = options.seed.unwrap_or(workload.value.seed);
     let ran = match source {
         RunSource::Sim => simulated::run(&model, workload, sharing, options, seed, &mut progress)?,
@@ -134,6 +139,18 @@ fn choose(options: &RunOptions) -> Result<(RunSource, Machine, Vec<String>), Err
             Err(error) => simulation(vec![format!("simulating, since the driver reports no GPU: {error}")]),
         },
     }
+}
+
+/// A note of the first kernel that only a simulation can run, by the costs of the file.
+fn unknown_kernel(workload: &Workload, library: &dyn Library) -> Option<String> {
+    workload.tasks.iter().find_map(|task| {
+        let unknown = task.held().iter().find_map(|segment| match segment {
+            JobSegment::Execute { kernel, .. } if library.find(kernel).is_none() => Some(kernel),
+            _ => None,
+        })?;
+        let known = library.ids().join("`, `");
+        Some(format!("task `{}` computes `{unknown}`, which only a simulation can run: there are `{known}`", task.id))
+    })
 }
 
 /// Refuses tasks that need more than there is, unless forced; tells where tardiness may have no bound.

@@ -1,6 +1,7 @@
 //! Streams whose kernels come from modules: a pipeline each, whose jobs are single packets as they came.
 
-use super::{Context, Draft, PlanError, Processor, Strategy, planned_step};
+use super::strategies::or_of_others;
+use super::{Context, Draft, PlanError, Processor, planned_step};
 use crate::files::machine::EndpointId;
 use crate::files::workload::{ModuleKernel, Stream, StreamStep};
 use crate::plan::{OperationWork, Pipeline, PipelineSource, PlannedOperation, PlannedStep, WholePackets};
@@ -25,11 +26,7 @@ fn pipeline(context: &Context<'_>, index: u32, stream: &Stream, processor: Proce
     };
     if context.in_gangs() {
         let name = context.strategy.name();
-        let others = Strategy::ALL.into_iter().filter(|other| other.row().gangs.is_none()).map(Strategy::name);
-        let reason = format!(
-            "strategy `{name}` knows no kernels of modules; choose one of {}",
-            others.collect::<Vec<_>>().join(", ")
-        );
+        let reason = format!("strategy `{name}` knows no kernels of modules; choose {}", or_of_others());
         return Err(impossible("steps", reason));
     }
     let Processor::Gpu(gpu) = processor else {

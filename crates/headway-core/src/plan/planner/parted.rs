@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Context, Draft, PlanError, Processor, Strategy, planned_step};
+use super::strategies::or_of_others;
+use super::{Context, Draft, PlanError, Processor, planned_step};
 use crate::files::machine::{EndpointId, EngineId};
 use crate::files::workload::{PartStep, PartWork, Stream};
 use crate::plan::{OperationWork, Parted, Pipeline, PipelineSource, PlannedOperation, PlannedStep};
@@ -41,11 +42,9 @@ fn parted_pipeline(
     };
     if context.in_gangs() {
         let name = context.strategy.name();
-        let others = Strategy::ALL.into_iter().filter(|other| other.row().gangs.is_none()).map(Strategy::name);
-        let others: Vec<&str> = others.collect();
         return Err(impossible(
             ".steps",
-            format!("strategy `{name}` knows only streams of one GPU; choose {}", or_of_names(&others)),
+            format!("strategy `{name}` knows only streams of one GPU; choose {}", or_of_others()),
         ));
     }
     let (Some((parts, steps)), Processor::Gpu(own)) = (stream.in_parts(), processor) else {
@@ -219,11 +218,3 @@ fn name(operations: &[PlannedOperation]) -> String {
 
 /// Names of operations that the name of a step has at most.
 const NAMES_MAX: usize = 3;
-
-fn or_of_names(names: &[&str]) -> String {
-    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-    match quoted.split_last() {
-        Some((last, first)) if !first.is_empty() => format!("{} or {last}", first.join(", ")),
-        _ => quoted.concat(),
-    }
-}

@@ -19,7 +19,7 @@ pub(super) use combined::Domains;
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Strategy {
-    /// One transfer at a time in the whole node: Verner's "classic scheduling".
+    /// One message, or one copy of a stream, at a time in the whole node: Verner's "classic scheduling". The blocks of a message move together.
     Serial,
     /// One job at a time in each domain, with messages combined into batches whose blocks move in parallel (`verner-2014`, IV).
     Combined,
@@ -32,6 +32,21 @@ pub enum Strategy {
     Lockstep,
     /// One generation of blocks at a time: all in, all kernels, all out, and only then the next. No pipeline, a baseline.
     Generation,
+}
+
+/// The strategies that are no baselines, for who asked for one where it does not apply.
+pub(super) fn or_of_others() -> String {
+    let others: Vec<&str> =
+        Strategy::ALL.into_iter().filter(|other| other.row().gangs.is_none()).map(Strategy::name).collect();
+    or_of_names(&others)
+}
+
+fn or_of_names(names: &[&str]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.split_last() {
+        Some((last, first)) if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        _ => quoted.concat(),
+    }
 }
 
 impl Strategy {

@@ -1,11 +1,11 @@
-//! One transfer at a time in the whole node.
+//! One message, or one copy of a stream, at a time in the whole node. The blocks of a message move together.
 
 use super::{StrategyRow, Tried, copies_tied, unnamed};
 use crate::plan::planner::batches;
 
 pub(super) const ROW: StrategyRow = StrategyRow {
     name: "serial",
-    summary: "one transfer at a time in the whole node",
+    summary: "one message, or one copy of a stream, at a time in the whole node",
     tried: Tried::Always,
     is_baseline: false,
     gangs: None,
