@@ -138,15 +138,7 @@ pub(crate) fn expect(context: Context) {
 
 /// A context that is about to be destroyed. What it owns goes with it.
 pub(crate) fn forget(context: Context) {
-    change(|known| {
-        known.retain_mut(|(other, known)| {
-            let stays = *other != context;
-            if !stays {
-                known.go();
-            }
-            stays
-        });
-    });
+    change(|known| known.extract_if(.., |(other, _)| *other == context).for_each(|(_, mut known)| known.go()));
 }
 
 /// Any of the contexts may be about to be destroyed; those that live on are prepared again.
@@ -165,22 +157,29 @@ pub(crate) fn forget_device(device: c_int) {
 
 /// Prepares the context of this thread if nothing was prepared in it before.
 pub(crate) fn prepare_new(driver: &Driver) {
-    let Some(context) = driver::current_context(driver) else { return };
-    let again =
-        |(other, known): &(Context, ContextState)| *other == context && matches!(known, ContextState::ExpectedAgain);
-    let again = contexts().iter().any(again);
-    if !again {
-        current(driver);
-    }
+    found(driver, Prepares::New);
 }
 
-/// What is kept for the context of this thread; prepared now if it is new.
+/// What is kept for the context of this thread; prepared now if nothing is.
 pub(crate) fn current(driver: &Driver) -> Option<Arc<Prepared>> {
+    found(driver, Prepares::Any)
+}
+
+/// Which contexts are prepared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Prepares {
+    New,
+    /// Also those that were prepared before, and may have been destroyed.
+    Any,
+}
+
+fn found(driver: &Driver, prepares: Prepares) -> Option<Arc<Prepared>> {
     let context = driver::current_context(driver)?;
     let mut known = contexts();
     match known.iter_mut().find(|(other, _)| *other == context) {
         Some((_, ContextState::Ready(ready))) => return Some(Arc::clone(ready)),
         Some((_, ContextState::PassedOn)) => return None,
+        Some((_, ContextState::ExpectedAgain)) if prepares == Prepares::New => return None,
         // A thread with more stack prepares it.
         _ if !stack::is_enough() => return None,
         Some((_, expected)) => *expected = ContextState::PassedOn,

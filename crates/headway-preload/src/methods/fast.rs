@@ -6,7 +6,7 @@
 //! many threads: first by built-in figures, then by the times of earlier copies.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -88,47 +88,31 @@ fn gpus() -> MutexGuard<'static, Vec<(c_int, Option<Arc<Gpu>>)>> {
     GPUS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A device whose primary context the program has got hold of.
-struct HeldDevice {
-    device: c_int,
-    /// Its GPU is opened when the program allocates memory there for the first time.
-    is_expected: bool,
-}
+/// Devices whose primary context the program has got hold of, a bit each; and those of them whose GPUs are opened when it allocates memory.
+static HELD: AtomicU64 = AtomicU64::new(0);
+static EXPECTED: AtomicU64 = AtomicU64::new(0);
 
-static HELD: Mutex<Vec<HeldDevice>> = Mutex::new(Vec::new());
-/// Whether a GPU is expected.
-static EXPECTS: AtomicBool = AtomicBool::new(false);
-
-/// Changes what is known of devices.
-fn with_held<T>(change: impl FnOnce(&mut Vec<HeldDevice>) -> T) -> T {
-    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-    let given = change(&mut held);
-    EXPECTS.store(held.iter().any(|held| held.is_expected), Ordering::Relaxed);
-    given
+/// The bit of a device; the 65th and further ones have none, and are opened at their first large copy.
+fn bit(device: c_int) -> u64 {
+    u32::try_from(device).ok().and_then(|device| 1u64.checked_shl(device)).unwrap_or(0)
 }
 
 /// The program has got hold of the primary context of `device`. One that it gives back and gets again is opened at its next large copy.
 pub(crate) fn expect(device: c_int) {
     if attention::options().fast && !attention::is_off() {
-        with_held(|held| {
-            if held.iter().all(|held| held.device != device) {
-                held.push(HeldDevice { device, is_expected: true });
-            }
-        });
+        let is_new = HELD.fetch_or(bit(device), Ordering::Relaxed) & bit(device) == 0;
+        EXPECTED.fetch_or(if is_new { bit(device) } else { 0 }, Ordering::Relaxed);
     }
 }
 
 /// Nothing is opened at an allocation on `device` any more; whether it would have been.
 fn expect_no_more(device: c_int) -> bool {
-    with_held(|held| {
-        let found = held.iter_mut().find(|held| held.device == device);
-        found.is_some_and(|held| std::mem::take(&mut held.is_expected))
-    })
+    EXPECTED.fetch_and(!bit(device), Ordering::Relaxed) & bit(device) != 0
 }
 
 /// Whether a GPU is to be opened when the program allocates memory.
 pub(crate) fn expects() -> bool {
-    EXPECTS.load(Ordering::Relaxed)
+    EXPECTED.load(Ordering::Relaxed) != 0
 }
 
 /// Opens the GPU of the current context if it is expected: threads and page-locked memory are there before the first copy.

@@ -6,7 +6,7 @@
  * gets "not initialised". Every copy is counted by the name of the call (fake_count), also those of Headway.
  *
  * FAKE_PINS: what a program page-locks of its own memory are pages, not addresses, and that waits until nothing runs. FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
- * FAKE_QUEUE=NUMBER: a stream holds as many operations, and a call that would queue more waits. FAKE_KERNELS_FIRST: page-locked memory and modules come when nothing runs.
+ * FAKE_QUEUE=NUMBER: a stream holds as many operations, and a call that would queue more waits. FAKE_KERNELS_FIRST: memory that is allocated page-locked, and modules, come when nothing runs.
  * FAKE_REFUSES=STATUS: what a program gets that page-locks its own memory. FAKE_GPU=NUMBER: the last byte of the GPU's UUID.
  */
 #define _GNU_SOURCE

@@ -7,18 +7,12 @@
  * kernels have not done, and how many launches were under way at a time, by the driver's count.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-typedef int CUresult;
-typedef uint64_t CUdeviceptr;
-typedef void *CUstream;
+#include "../fake/program.h"
+
 enum { KERNEL = 6, LAUNCHES = 120, STREAMS = 3 };
 struct config { unsigned sizes[7]; CUstream stream; void *attributes; unsigned count; }; /* CUlaunchConfig */
 
@@ -32,15 +26,6 @@ CUresult cuLaunchCooperativeKernel(size_t, unsigned, unsigned, unsigned, unsigne
 CUresult cuLaunchKernelEx(const struct config *, size_t, void **, void **);
 CUresult cuGraphLaunch(void *, CUstream);
 #endif
-
-static void *driver;
-static void *need(const char *name) {
-    void *found = dlsym(driver, name);
-    if (!found) { printf("FAILED: no %s\n", name); exit(2); }
-    return found;
-}
-#define CALL(type, name, ...) ((CUresult (*) type)need(name))(__VA_ARGS__)
-static void must(CUresult status, const char *what) { if (status) { printf("FAILED: %s: %d\n", what, status); exit(2); } }
 
 static void look_up(const char *lookup) {
 #ifdef DIRECT

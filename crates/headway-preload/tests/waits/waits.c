@@ -6,42 +6,28 @@
  * It checks all bytes, and prints how many copies out of the GPU, words and kernels of Headway's reached the driver. A program that hangs is killed.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-typedef int CUresult;
-typedef uint64_t CUdeviceptr;
-typedef void *CUstream;
-#define MIB ((size_t)1 << 20)
+#include "../fake/program.h"
 
-static void *driver;
-static void *need(const char *name) {
-    void *found = dlsym(driver, name);
-    if (!found) { printf("FAILED: no %s\n", name); exit(2); }
-    return found;
-}
-static void must(CUresult status, const char *what) { if (status) { printf("FAILED: %s: %d\n", what, status); exit(2); } }
-#define CALL(type, name, ...) must(((CUresult (*) type)need(name))(__VA_ARGS__), name)
+#define MIB ((size_t)1 << 20)
+#define MUST(type, name, ...) must(CALL(type, name, __VA_ARGS__), name)
 
 static CUdeviceptr device;
 static unsigned char *source, *locked;
 static volatile unsigned *flag;
 
 static void out(void *to, size_t from, size_t bytes, CUstream stream) {
-    CALL((void *, CUdeviceptr, size_t, CUstream), "cuMemcpyDtoHAsync_v2", to, device + from, bytes, stream);
+    MUST((void *, CUdeviceptr, size_t, CUstream), "cuMemcpyDtoHAsync_v2", to, device + from, bytes, stream);
 }
 static void waits_for(CUstream stream, unsigned value) {
-    CALL((CUstream, CUdeviceptr, unsigned, unsigned), "cuStreamWaitValue32_v2", stream, (CUdeviceptr)flag, value, 0);
+    MUST((CUstream, CUdeviceptr, unsigned, unsigned), "cuStreamWaitValue32_v2", stream, (CUdeviceptr)flag, value, 0);
 }
-static void until_done(CUstream stream) { CALL((CUstream), "cuStreamSynchronize", stream); }
+static void until_done(CUstream stream) { MUST((CUstream), "cuStreamSynchronize", stream); }
 static void same(const void *got, size_t from, size_t bytes, const char *what) {
     if (memcmp(got, source + from, bytes)) { printf("FAILED: bytes of %s\n", what); exit(1); }
 }
-static void page_locked(void *place, size_t bytes) { CALL((void **, size_t, unsigned), "cuMemHostAlloc", place, bytes, 3); }
+static void page_locked(void *place, size_t bytes) { MUST((void **, size_t, unsigned), "cuMemHostAlloc", place, bytes, 3); }
 
 int main(int argc, char **argv) {
     const char *does = argc == 2 ? argv[1] : "";
@@ -50,26 +36,26 @@ int main(int argc, char **argv) {
     driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     size_t context;
     CUstream kernels, copies;
-    CALL((unsigned), "cuInit", 0);
-    CALL((size_t *, int), "cuDevicePrimaryCtxRetain", &context, 0);
-    CALL((size_t), "cuCtxSetCurrent", context);
-    CALL((CUstream *, unsigned), "cuStreamCreate", &kernels, 1);
-    CALL((CUstream *, unsigned), "cuStreamCreate", &copies, 1);
+    MUST((unsigned), "cuInit", 0);
+    MUST((size_t *, int), "cuDevicePrimaryCtxRetain", &context, 0);
+    MUST((size_t), "cuCtxSetCurrent", context);
+    MUST((CUstream *, unsigned), "cuStreamCreate", &kernels, 1);
+    MUST((CUstream *, unsigned), "cuStreamCreate", &copies, 1);
     source = malloc(bytes);
     for (size_t i = 0; i < bytes; i += 8) { uint64_t word = i * 0x9e3779b97f4a7c15u; memcpy(source + i, &word, 8); }
     page_locked(&flag, 4096);
     *flag = 0;
     if (!strcmp(does, "first-host")) waits_for(kernels, 1);
-    CALL((CUdeviceptr *, size_t), "cuMemAlloc_v2", &device, bytes);
+    MUST((CUdeviceptr *, size_t), "cuMemAlloc_v2", &device, bytes);
     memcpy((void *)device, source, bytes); /* no call tells of it, so that the first copy comes later */
     if (!strncmp(does, "first", 5)) {
         if (!strcmp(does, "first")) page_locked(&locked, bytes), waits_for(kernels, 1);
-        else locked = malloc(bytes), CALL((void *, size_t, unsigned), "cuMemHostRegister_v2", locked, bytes, 0);
+        else locked = malloc(bytes), MUST((void *, size_t, unsigned), "cuMemHostRegister_v2", locked, bytes, 0);
         unsigned char *ordinary = malloc(bytes), *small = locked + 32 * MIB;
         out(locked, 3, 4 * MIB, copies);
         out(small, 5, 4096, copies);
         out(ordinary, 7, 4 * MIB, copies);
-        CALL((CUdeviceptr, const void *, size_t, CUstream), "cuMemcpyHtoDAsync_v2", device, source, 4 * MIB, copies);
+        MUST((CUdeviceptr, const void *, size_t, CUstream), "cuMemcpyHtoDAsync_v2", device, source, 4 * MIB, copies);
         for (int i = 0; i < 3; i++) out(locked + (8 + i) * MIB, i, 1000, copies);
         until_done(copies);
         *flag = 1;
@@ -96,12 +82,12 @@ int main(int argc, char **argv) {
         same(locked, 499, 4 * MIB, "the last copy behind a word");
     } else if (!strcmp(does, "released")) {
         /* Another part of the program still holds the context. */
-        CALL((size_t *, int), "cuDevicePrimaryCtxRetain", &context, 0);
+        MUST((size_t *, int), "cuDevicePrimaryCtxRetain", &context, 0);
         page_locked(&locked, bytes);
-        CALL((int), "cuDevicePrimaryCtxRelease_v2", 0);
+        MUST((int), "cuDevicePrimaryCtxRelease_v2", 0);
         waits_for(kernels, 1);
         CUdeviceptr more;
-        CALL((CUdeviceptr *, size_t), "cuMemAlloc_v2", &more, bytes);
+        MUST((CUdeviceptr *, size_t), "cuMemAlloc_v2", &more, bytes);
         *flag = 1;
         until_done(kernels);
     } else if (!strcmp(does, "streams")) {
@@ -109,7 +95,7 @@ int main(int argc, char **argv) {
         CUstream stream;
         page_locked(&locked, bytes);
         for (int i = 0; i <= 1100; i++) {
-            CALL((CUstream *, unsigned), "cuStreamCreate", &stream, 1);
+            MUST((CUstream *, unsigned), "cuStreamCreate", &stream, 1);
             waits_for(stream, 1);
             out(locked, 3, 4 * MIB, stream);
         }
@@ -118,7 +104,7 @@ int main(int argc, char **argv) {
         until_done(stream);
         same(locked, 0, bytes, "copies in a stream of many");
     } else must(1, "the task");
-    unsigned long (*count)(const char *) = (unsigned long (*)(const char *))need("fake_count");
+    unsigned long (*count)(const char *) = need("fake_count");
     printf("copies out %lu, words %lu, kernel %lu\n", count("cuMemcpyDtoHAsync_v2"), count("cuStreamWriteValue32_v2"), count("kernel"));
     return 0;
 }
