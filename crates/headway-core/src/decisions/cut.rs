@@ -8,9 +8,20 @@ use std::collections::VecDeque;
 
 use crate::units::Bytes;
 
-/// Words that may be under way on one stream. With a copy before each they take three quarters of the about thousand operations that a
-/// stream of the driver holds. A call that fills the stream blocks, perhaps in the thread that is to let the stream go on.
+/// Words that may be under way on all streams of a context. With a copy before each they take three quarters of the about thousand
+/// operations that a queue of the driver holds; several streams share one (`CUDA_DEVICE_MAX_CONNECTIONS`), at worst all. A call that
+/// fills the queue blocks, perhaps in the thread that is to let a stream go on.
 pub const WORDS_MAX: usize = 384;
+
+/// A stream may have so many times as many words under way as all streams leave free. So a stream that stands still leaves some to others
+/// (dynamic thresholds: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
+const SHARE: usize = 3;
+
+/// Whether a stream with `own` of all `words` that are under way may write one more.
+#[must_use]
+pub const fn has_room(own: usize, words: usize) -> bool {
+    own < SHARE * WORDS_MAX.saturating_sub(words)
+}
 
 /// Unit of the values of words: with 32 bits they tell 4 TiB apart.
 const UNIT: u64 = 1 << 10;
@@ -57,10 +68,10 @@ impl StreamLoad {
         }
     }
 
-    /// Whether as many words are under way as may be, as far as is known.
+    /// How many words are under way, as far as is known.
     #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.words.len() >= WORDS_MAX
+    pub fn words(&self) -> usize {
+        self.words.len()
     }
 
     /// The stream has come to `word`.
@@ -175,28 +186,50 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_has_room_for_words_as_it_passes_them() {
+    fn words_are_under_way_until_the_stream_has_passed_them() {
         let mut load = StreamLoad::default();
         let queue = |load: &mut StreamLoad| {
             let word = load.queue(CHUNK, CHUNK).unwrap();
             load.written(word);
             word
         };
-        let words: Vec<u32> = (0..WORDS_MAX).map(|_| queue(&mut load)).collect();
-        assert!(load.is_full());
+        let words: Vec<u32> = (0..5).map(|_| queue(&mut load)).collect();
         // What is recorded meanwhile takes no word away.
         load.queue(CHUNK, CHUNK);
         load.drop_unwritten();
         load.reached(0);
-        assert!(load.is_full() && !load.stands(0));
+        assert_eq!(load.words(), 5);
+        assert!(!load.stands(0));
         load.stands_at(0);
         assert!(load.stands(0) && !load.stands(words[0]));
         load.reached(words[0]);
-        assert!(!load.is_full());
+        assert_eq!(load.words(), 4);
         queue(&mut load);
-        assert!(load.is_full());
-        load.reached(words[WORDS_MAX - 1]);
-        assert_eq!(load.words.len(), 1);
+        load.reached(words[4]);
+        assert_eq!(load.words(), 1);
+    }
+
+    #[test]
+    fn streams_that_stand_still_leave_room_and_never_take_more_than_there_is() {
+        let mut streams: Vec<usize> = Vec::new();
+        for _ in 0..1_000 {
+            let before: usize = streams.iter().sum();
+            let mut own = 0;
+            while has_room(own, before + own) {
+                own += 1;
+            }
+            streams.push(own);
+        }
+        assert_eq!(streams[..6], [288, 72, 18, 5, 1, 0]);
+        assert!(streams.iter().sum::<usize>() <= WORDS_MAX);
+        // By turns.
+        let mut streams = [0; 4];
+        for turn in 0..4 * WORDS_MAX {
+            if has_room(streams[turn % 4], streams.iter().sum()) {
+                streams[turn % 4] += 1;
+            }
+        }
+        assert!(streams.iter().all(|words| (87..=90).contains(words)), "{streams:?}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use headway_core::decisions::chooser::STREAM_CHUNK;
-use headway_core::decisions::cut::StreamLoad;
+use headway_core::decisions::cut::{self, StreamLoad};
 use headway_core::units::Bytes;
 
 use crate::base::attention::{self, BULK, NEIGHBOURS, NEW};
@@ -58,6 +58,20 @@ struct Loads {
     /// Words that were in use, with the value that was written last: a stream that is gone may still write it.
     left: Vec<(usize, u32)>,
     used: usize,
+    /// Words that streams have passed.
+    passed: u64,
+    /// `passed` when a thread waited in vain: as long as no stream goes on, none waits for another, either.
+    stood_at: Option<u64>,
+}
+
+/// Whether a stream has room for one more word.
+struct Room {
+    is_there: bool,
+    /// Where it is not: a thread has waited already, and nothing has gone on since.
+    waits_in_vain: bool,
+    /// The word that the stream has come to.
+    stream_at: u32,
+    passed: u64,
 }
 
 /// A context that is ready. Kernel, events and memory belong to the context and go with it, so nothing is freed here.
@@ -294,6 +308,28 @@ impl Loads {
         let idle = self.known.iter().position(|known| known.load.is_over(read(known.word)))?;
         Some(self.known.swap_remove(idle).word)
     }
+
+    /// Whether the stream that writes `word` may write it once more, as far as is known.
+    fn has_room(&self, word: usize) -> bool {
+        let all = self.known.iter().map(|known| known.load.words()).sum();
+        self.known.iter().any(|known| known.word == word && cut::has_room(known.load.words(), all))
+    }
+
+    /// Takes note of what the streams have passed.
+    fn pass(&mut self, read: impl Fn(usize) -> u32) {
+        for KnownStream { word, load, .. } in &mut self.known {
+            let before = load.words();
+            load.reached(read(*word));
+            self.passed += (before - load.words()) as u64;
+        }
+    }
+
+    fn wait_was_in_vain(&mut self, word: usize, seen: &Room) {
+        self.stood_at = Some(seen.passed);
+        if let Some(known) = self.known.iter_mut().find(|known| known.word == word) {
+            known.load.stands_at(seen.stream_at);
+        }
+    }
 }
 
 /// A stream is about to be destroyed.
@@ -369,34 +405,42 @@ impl Prepared {
         Some((known.word, given))
     }
 
-    /// Whether a word may be written on the stream, for which there is one. Where as many as may be are under way, waits for one as long as the stream goes on. A
-    /// stream may wait for what this thread does only later, so nothing waits for one that does not go on.
+    /// Whether a word may be written on the stream. Where as many are under way as may be, waits for room as long as the stream goes on. A stream may wait for
+    /// what this thread does only later, so nothing waits for one that does not go on.
     pub(crate) fn has_room(&self, stream: Stream) -> bool {
-        let Some((word, is_full)) = self.with_load(stream, |load| load.is_full()) else { return false };
-        if !is_full {
-            return true;
-        }
+        let Some((word, ())) = self.with_load(stream, |_| ()) else { return false };
         loop {
-            let at = self.read(word);
-            let looked = self.with_load(stream, |load| {
-                load.reached(at);
-                (load.is_full(), load.stands(at))
-            });
-            let (is_full, stands) = looked.map_or((false, false), |(_, looked)| looked);
-            if !is_full {
+            let seen = self.room(word);
+            if seen.is_there {
                 return true;
             }
             let mut goes_on = false;
-            if !stands {
+            if !seen.waits_in_vain {
                 wait_until(STREAM_WAIT_MAX, || {
-                    goes_on = self.read(word) != at;
+                    let now = self.room(word);
+                    goes_on = now.is_there || now.stream_at != seen.stream_at;
                     goes_on
                 });
             }
             if !goes_on || self.is_gone.load(Ordering::Acquire) {
-                self.with_load(stream, |load| load.stands_at(at));
+                self.loads().wait_was_in_vain(word, &seen);
                 return false;
             }
+        }
+    }
+
+    fn room(&self, word: usize) -> Room {
+        let mut loads = self.loads();
+        if !loads.has_room(word) {
+            loads.pass(|word| self.read(word));
+        }
+        let stream_at = self.read(word);
+        let stood = loads.known.iter().any(|known| known.word == word && known.load.stands(stream_at));
+        Room {
+            is_there: loads.has_room(word),
+            waits_in_vain: stood || loads.stood_at == Some(loads.passed),
+            stream_at,
+            passed: loads.passed,
         }
     }
 

@@ -1,6 +1,6 @@
 //! `--yield`: bulk copies out of a GPU with a written word behind each chunk: there the engine serves other streams, too.
 
-use headway_core::decisions::cut::WORDS_MAX;
+use headway_core::decisions::cut::has_room;
 
 use crate::base::context::Prepared;
 use crate::base::copy::Copy;
@@ -8,9 +8,9 @@ use crate::base::driver::{self, Driver, SUCCESS, Status};
 use crate::methods::batch::{Batch, Lists, Piece, bytes_of};
 use crate::observers::{Event, tell};
 
-/// A copy becomes at most this many chunks, so that it fits into a stream that has nothing else ([`WORDS_MAX`]).
+/// A copy becomes at most this many chunks, for which there is room where nothing else is under way.
 const CHUNKS_MAX: usize = 256;
-const _: () = assert!(CHUNKS_MAX < WORDS_MAX);
+const _: () = assert!(has_room(CHUNKS_MAX - 1, CHUNKS_MAX - 1));
 
 /// The chunk of a copy of `bytes`: as asked for, or as large as the number of chunks demands.
 pub(crate) fn chunk_bytes(asked: usize, bytes: usize) -> usize {

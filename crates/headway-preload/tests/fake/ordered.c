@@ -6,7 +6,7 @@
  * gets "not initialised". Every copy is counted by the name of the call (fake_count), also those of Headway.
  *
  * FAKE_PINS: what a program page-locks of its own memory are pages, not addresses, and that waits until nothing runs. FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
- * FAKE_QUEUE=NUMBER: a stream holds as many operations, and a call that would queue more waits. FAKE_KERNELS_FIRST: memory that is allocated page-locked, and modules, come when nothing runs.
+ * FAKE_QUEUE=NUMBER: all streams hold as many operations together, and a call that would queue more waits. FAKE_KERNELS_FIRST: memory that is allocated page-locked, and modules, come when nothing runs.
  * FAKE_REFUSES=STATUS: what a program gets that page-locks its own memory. FAKE_GPU=NUMBER: the last byte of the GPU's UUID.
  */
 #define _GNU_SOURCE
@@ -163,6 +163,11 @@ static void join(CUstream stream) {
     if (stream == &legacy) { for (CUstream each = streams; each; each = each->next) if (each->joined && !each->capturing) drain(each); }
     else if (stream->joined) drain(&legacy);
 }
+static size_t queued(void) {
+    size_t operations = legacy.end - legacy.first;
+    for (CUstream each = streams; each; each = each->next) operations += each->end - each->first;
+    return operations;
+}
 static void push(CUstream stream, struct op op) {
     if (stream->capturing) {
         struct graph *graph = stream->graph;
@@ -172,7 +177,11 @@ static void push(CUstream stream, struct op op) {
     }
     join(stream);
     const char *holds = getenv("FAKE_QUEUE");
-    while (holds && stream->end - stream->first >= strtoul(holds, 0, 0)) step(stream);
+    while (holds && queued() >= strtoul(holds, 0, 0)) {
+        CUstream full = stream;
+        for (CUstream each = streams; each && full->first == full->end; each = each->next) full = each;
+        step(full->first == full->end ? &legacy : full);
+    }
     if (stream->first == stream->end) stream->first = stream->end = 0; /* a stream of hours stays small */
     if (stream->end == stream->room) {
         stream->room = stream->room ? 2 * stream->room : 64;

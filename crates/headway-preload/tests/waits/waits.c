@@ -1,7 +1,7 @@
 /*
  * A program whose stream waits for a word that the same thread writes only after its copies, and which knows nothing of Headway.
  *
- *     waits first | first-host | gate | gate-whole | drained | released | streams
+ *     waits first | first-host | gate | gate-whole | drained | released | streams | beside
  *
  * It checks all bytes, and prints how many copies out of the GPU, words and kernels of Headway's reached the driver. A program that hangs is killed.
  */
@@ -103,6 +103,20 @@ int main(int argc, char **argv) {
         *flag = 1;
         until_done(stream);
         same(locked, 0, bytes, "copies in a stream of many");
+    } else if (!strcmp(does, "beside")) {
+        /* One stream stands still with four copies, 15 with one, and one goes on. */
+        CUstream stream;
+        page_locked(&locked, bytes);
+        for (int i = 0; i < 16; i++) {
+            if (i == 2) for (int j = 0; j < 4; j++) out(locked + 4 * MIB * j, 4 * MIB * j, 4 * MIB, kernels), until_done(kernels);
+            MUST((CUstream *, unsigned), "cuStreamCreate", &stream, 1);
+            waits_for(stream, 1);
+            for (int copy = 0; copy < (i ? 1 : 4); copy++) out(locked + 32 * MIB, 3, 16 * MIB, stream);
+        }
+        same(locked, 0, 16 * MIB, "copies of the stream that goes on");
+        *flag = 1;
+        until_done(stream);
+        same(locked + 32 * MIB, 3, 16 * MIB, "copies of a stream that stood still");
     } else must(1, "the task");
     unsigned long (*count)(const char *) = need("fake_count");
     printf("copies out %lu, words %lu, kernel %lu\n", count("cuMemcpyDtoHAsync_v2"), count("cuStreamWriteValue32_v2"), count("kernel"));
