@@ -22,7 +22,7 @@ use headway_os::clock;
 use headway_os::ipc::{Listener, Process, Signal, Socket, SocketPacket, is_stopped, stop_when_told, this_thread, user};
 use headway_os::sched::{self, SchedClass};
 use rustix::fs::{FileType, Mode};
-use support::{Broker, LIMIT, parameters, shape, wait_until};
+use support::{Broker, LIMIT, bind_after_another, parameters, shape, wait_until};
 
 /// Exit status of a broker that found another one.
 const RUNNING: i32 = 7;
@@ -605,7 +605,7 @@ fn a_record_that_was_cut_short_is_refused() {
 fn a_log_lies_where_nobody_else_can_take_it_away_and_is_no_file_with_two_names() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, place) = (folder.path().join("s"), folder.path().join("logs"));
-    let with = |log: PathBuf| BrokerServer::bind(ServerOptions { log: Some(log), ..options(&socket) }).map(drop);
+    let with = |log: PathBuf| bind_after_another(&ServerOptions { log: Some(log), ..options(&socket) }).map(drop);
     let text = |error: ServerError| match error {
         ServerError::Log { source, .. } => source.to_string(),
         error => panic!("{error}"),
@@ -796,7 +796,7 @@ fn a_log_is_none_of_the_brokers_other_files_and_no_text_of_somebody_else() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let with =
-        |log: &Path| BrokerServer::bind(ServerOptions { log: Some(log.to_owned()), ..options(&socket) }).map(drop);
+        |log: &Path| bind_after_another(&ServerOptions { log: Some(log.to_owned()), ..options(&socket) }).map(drop);
     let refused = |log: &Path| match with(log).unwrap_err() {
         ServerError::Log { path, .. } => assert_eq!(path, log),
         error => panic!("{}: {error}", log.display()),
