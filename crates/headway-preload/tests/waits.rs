@@ -21,7 +21,7 @@ fn counts(task: &str, options: Option<&str>) -> Option<String> {
     let mut program = built.program(built.path("waits"));
     // The program with most streams queues 2,206 operations itself.
     let holds = if task == "streams" { "3200" } else { "1000" };
-    program.arg(task).env("FAKE_KERNELS_FIRST", "1").env("FAKE_QUEUE", holds);
+    program.arg(task).env("FAKE_KERNELS_FIRST", "1").env("FAKE_QUEUE", holds).env("FAKE_STALL", "20000");
     if let Some(options) = options {
         as_guest(&mut program, options);
     }
@@ -78,4 +78,16 @@ fn streams_that_stand_still_get_no_more_chunks_than_the_driver_holds() {
     assert_eq!(many, format!("copies out {}, words {}, kernel 0\n", 384 + 4 + 1092 + 4, 384 + 1));
     // What the stream has passed takes no room.
     assert_eq!(counts("drained", Some(CHUNKS)).unwrap(), "copies out 1024, words 1025, kernel 0\n");
+}
+
+/// Words are counted as long as a stream may write them, and no longer: whoever wrote them in which order, and whether the stream still has a name.
+#[test]
+fn words_of_streams_that_are_gone_or_shared_by_threads_are_counted() {
+    const CHUNKS: &str = "aside=never,chunk=65536,alone,no-cache";
+    let Some(plain) = counts("destroyed", None) else { return };
+    assert_eq!(plain, "copies out 20, words 0, kernel 0\n");
+    // The first five streams have 256, 96, 24, 6 and 2 words.
+    assert_eq!(counts("destroyed", Some(CHUNKS)).unwrap(), format!("copies out {}, words 385, kernel 0\n", 384 + 19));
+    let all = 8 * 256;
+    assert_eq!(counts("shared", Some(CHUNKS)).unwrap(), format!("copies out {all}, words {}, kernel 0\n", all + 1));
 }

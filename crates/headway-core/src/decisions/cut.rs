@@ -34,74 +34,67 @@ pub struct StreamLoad {
     last_word: u32,
     /// Words that were written, without those of which is known that the stream has passed them.
     words: VecDeque<u32>,
-    /// Where the stream stood when a thread waited in vain for it to go on.
-    stood_at: Option<u32>,
+    /// Words that will be written: room was found for them.
+    reserved: usize,
 }
 
 impl StreamLoad {
-    /// The value of a word that goes before a copy of `bytes` bytes: without it, more than `chunk` bytes would follow each other.
-    pub fn word_before(&mut self, bytes: Bytes, chunk: Bytes) -> Option<u32> {
-        let is_cut = self.since_word > 0 && self.since_word.saturating_add(bytes.0) > chunk.0;
-        is_cut.then(|| self.word())
+    /// Whether a word goes before a copy of `bytes` bytes: without it, more than `chunk` bytes would follow each other.
+    #[must_use]
+    pub const fn ends_before(&self, bytes: Bytes, chunk: Bytes) -> bool {
+        self.since_word > 0 && self.since_word.saturating_add(bytes.0) > chunk.0
     }
 
-    /// A copy was queued. The value of the word that goes behind it: it ends a chunk.
-    pub fn queue(&mut self, bytes: Bytes, chunk: Bytes) -> Option<u32> {
+    /// A copy was queued. Whether a word goes behind it: it ends a chunk.
+    pub const fn queue(&mut self, bytes: Bytes, chunk: Bytes) -> bool {
         self.queued = self.queued.wrapping_add(bytes.0);
         self.since_word = self.since_word.saturating_add(bytes.0);
-        (self.since_word >= chunk.0).then(|| self.word())
+        self.since_word >= chunk.0
     }
 
-    /// The value of a word that goes behind all that was queued.
+    /// The value of the word that is queued next, before any other.
     pub fn word(&mut self) -> u32 {
         self.since_word = 0;
-        self.value()
+        self.last_word = self.value();
+        self.words.push_back(self.last_word);
+        self.last_word
     }
 
-    /// The word of this value was queued on the stream.
-    pub fn written(&mut self, value: u32) {
-        self.last_word = value;
-        self.words.push_back(value);
-        // Another thread may have dropped what is before this word since its value was given out.
-        if self.value().wrapping_sub(value).cast_signed() < 0 {
-            self.queued = u64::from(value) * UNIT;
-        }
+    /// There is room for a word that will be written.
+    pub const fn reserve(&mut self) {
+        self.reserved += 1;
     }
 
-    /// How many words are under way, as far as is known.
+    /// A word for which there was room has been written, or will not be.
+    pub const fn give_back(&mut self) {
+        self.reserved = self.reserved.saturating_sub(1);
+    }
+
+    /// How many words are under way, as far as is known, or will be.
     #[must_use]
     pub fn words(&self) -> usize {
-        self.words.len()
+        self.words.len() + self.reserved
     }
 
-    /// The stream has come to `word`.
-    pub fn reached(&mut self, word: u32) {
-        if let Some(at) = self.words.iter().rposition(|value| *value == word) {
-            self.words.drain(..=at);
+    /// The stream has come to `word`; how many words it has passed since it was told so the last time.
+    pub fn reached(&mut self, word: u32) -> usize {
+        let before = self.words.len();
+        while self.words.front().is_some_and(|value| value.wrapping_sub(word).cast_signed() <= 0) {
+            self.words.pop_front();
         }
+        before - self.words.len()
     }
 
     /// Whether nothing is under way that is known, where the stream has come to `word`.
     #[must_use]
     pub const fn is_over(&self, word: u32) -> bool {
-        self.last_word == word && self.value() == word
-    }
-
-    /// A thread has waited in vain for the stream to go on from `word`.
-    pub const fn stands_at(&mut self, word: u32) {
-        self.stood_at = Some(word);
-    }
-
-    /// Whether a wait was in vain, and the stream still stands where it stood, at `word`.
-    #[must_use]
-    pub fn stands(&self, word: u32) -> bool {
-        self.stood_at == Some(word)
+        self.reserved == 0 && self.last_word == word && self.value() == word
     }
 
     /// Nothing was queued yet on a stream whose word is `word`.
     #[must_use]
     pub const fn after(word: u32) -> Self {
-        Self { queued: word as u64 * UNIT, since_word: 0, last_word: word, words: VecDeque::new(), stood_at: None }
+        Self { queued: word as u64 * UNIT, since_word: 0, last_word: word, words: VecDeque::new(), reserved: 0 }
     }
 
     /// What was queued since the last word that was written does not count: it was only recorded, or no word could follow it.
@@ -143,11 +136,9 @@ mod tests {
     }
 
     impl Engine {
-        fn word(&mut self, value: Option<u32>) {
-            if let Some(value) = value {
-                self.words.push((self.queued, value));
-                self.run = 0;
-            }
+        fn word(&mut self, value: u32) {
+            self.words.push((self.queued, value));
+            self.run = 0;
         }
 
         fn copy(&mut self, bytes: u64) {
@@ -167,9 +158,13 @@ mod tests {
         for sizes in [&[64 << 10][..], &[2 << 20], &[4 << 20], &[3 << 20, 100, 2 << 20], &[7, 4_000_000, 1 << 20]] {
             let (mut load, mut engine) = (StreamLoad::default(), Engine::default());
             for bytes in sizes.iter().copied().cycle().take(1_000) {
-                engine.word(load.word_before(Bytes(bytes), CHUNK));
+                if load.ends_before(Bytes(bytes), CHUNK) {
+                    engine.word(load.word());
+                }
                 engine.copy(bytes);
-                engine.word(load.queue(Bytes(bytes), CHUNK));
+                if load.queue(Bytes(bytes), CHUNK) {
+                    engine.word(load.word());
+                }
             }
             assert!(engine.longest <= CHUNK.0, "{sizes:?}: {}", engine.longest);
             for done in (0..=engine.queued).step_by((engine.queued / 997) as usize) {
@@ -189,24 +184,23 @@ mod tests {
     fn words_are_under_way_until_the_stream_has_passed_them() {
         let mut load = StreamLoad::default();
         let queue = |load: &mut StreamLoad| {
-            let word = load.queue(CHUNK, CHUNK).unwrap();
-            load.written(word);
-            word
+            assert!(load.queue(CHUNK, CHUNK));
+            load.word()
         };
         let words: Vec<u32> = (0..5).map(|_| queue(&mut load)).collect();
         // What is recorded meanwhile takes no word away.
         load.queue(CHUNK, CHUNK);
         load.drop_unwritten();
-        load.reached(0);
-        assert_eq!(load.words(), 5);
-        assert!(!load.stands(0));
-        load.stands_at(0);
-        assert!(load.stands(0) && !load.stands(words[0]));
-        load.reached(words[0]);
-        assert_eq!(load.words(), 4);
+        assert_eq!((load.reached(0), load.words()), (0, 5));
+        assert_eq!((load.reached(words[0]), load.words()), (1, 4));
         queue(&mut load);
-        load.reached(words[4]);
-        assert_eq!(load.words(), 1);
+        assert_eq!((load.reached(words[4]), load.words()), (4, 1));
+        load.reserve();
+        assert_eq!(load.words(), 2);
+        assert_eq!(load.reached(load.last_word()), 1);
+        assert!(!load.is_over(load.last_word()));
+        load.give_back();
+        assert!(load.words() == 0 && load.is_over(load.last_word()));
     }
 
     #[test]
@@ -233,29 +227,18 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_written_after_another_thread_dropped_what_it_counts_leaves_nothing_under_way() {
-        let mut load = StreamLoad::default();
-        let [first, second] = [1, 2].map(|_| load.queue(CHUNK, CHUNK).unwrap());
-        load.written(first);
-        load.drop_unwritten();
-        assert!(load.is_over(first));
-        load.written(second);
-        assert_eq!(load.under_way(second), Bytes(0));
-        assert!(load.is_over(second) && !load.is_over(first));
-    }
-
-    #[test]
     fn a_copy_longer_than_a_chunk_ends_with_a_word_and_values_may_wrap() {
         let before = u32::MAX;
         let mut load = StreamLoad::after(before);
-        let word = load.queue(Bytes(8 << 20), CHUNK).unwrap();
+        assert!(load.queue(Bytes(8 << 20), CHUNK));
+        let word = load.word();
         assert_eq!((load.under_way(before), load.under_way(word)), (Bytes(8 << 20), Bytes(0)));
-        load.written(word);
-        assert!(load.queue(Bytes(1 << 20), CHUNK).is_none());
+        assert_eq!((load.reached(before), load.reached(word)), (0, 1));
+        assert!(!load.queue(Bytes(1 << 20), CHUNK));
         load.drop_unwritten();
         assert_eq!(load.under_way(word), Bytes(0));
         // A stream that records: its copies end a chunk, and no word is queued behind them.
-        assert!(load.queue(Bytes(5 << 20), CHUNK).is_some());
+        assert!(load.queue(Bytes(5 << 20), CHUNK));
         load.drop_unwritten();
         assert_eq!((load.under_way(word), load.last_word()), (Bytes(0), word));
     }

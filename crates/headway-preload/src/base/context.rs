@@ -21,6 +21,8 @@ use crate::base::{link, neighbours, stack};
 
 /// How long a call waits for a stream that does not go on.
 const STREAM_WAIT_MAX: Duration = Duration::from_millis(50);
+/// How long it waits for room, however the stream goes on.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
@@ -50,28 +52,47 @@ struct KnownStream {
     thread: u64,
     word: usize,
     load: StreamLoad,
+    /// Held while a value is taken and its word queued, so that words come in the order of their values.
+    order: Arc<Mutex<()>>,
+    stand: Stand,
+}
+
+/// How long something has not gone on, as far as was looked.
+#[derive(Default)]
+struct Stand(Option<(u64, Instant)>);
+
+impl Stand {
+    /// How long it has been at `at`.
+    fn lasts(&mut self, at: u64) -> Duration {
+        let now = Instant::now();
+        match self.0 {
+            Some((before, since)) if before == at => now - since,
+            _ => {
+                self.0 = Some((at, now));
+                Duration::ZERO
+            }
+        }
+    }
 }
 
 #[derive(Default)]
 struct Loads {
     known: Vec<KnownStream>,
-    /// Words that were in use, with the value that was written last: a stream that is gone may still write it.
-    left: Vec<(usize, u32)>,
+    /// Streams that are gone, and may still write their words.
+    left: Vec<KnownStream>,
     used: usize,
     /// Words that streams have passed.
     passed: u64,
-    /// `passed` when a thread waited in vain: as long as no stream goes on, none waits for another, either.
-    stood_at: Option<u64>,
+    stand: Stand,
 }
 
 /// Whether a stream has room for one more word.
-struct Room {
-    is_there: bool,
-    /// Where it is not: a thread has waited already, and nothing has gone on since.
-    waits_in_vain: bool,
-    /// The word that the stream has come to.
-    stream_at: u32,
-    passed: u64,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Reserved,
+    /// Perhaps soon: the stream goes on.
+    Soon,
+    None,
 }
 
 /// A context that is ready. Kernel, events and memory belong to the context and go with it, so nothing is freed here.
@@ -112,6 +133,8 @@ impl ContextState {
     fn go(&mut self) {
         if let Self::Ready(ready) = std::mem::replace(self, Self::ExpectedAgain) {
             ready.is_gone.store(true, Ordering::Release);
+            // Who reads a word holds this.
+            drop(ready.loads());
         }
     }
 }
@@ -297,8 +320,8 @@ fn chunk() -> Bytes {
 impl Loads {
     /// A word that no stream writes any more, or that of a stream which has nothing under way.
     fn free_word(&mut self, read: impl Fn(usize) -> u32) -> Option<usize> {
-        if let Some(at) = self.left.iter().position(|(word, last)| read(*word) == *last) {
-            return Some(self.left.swap_remove(at).0);
+        if let Some(at) = self.left.iter().position(|left| read(left.word) == left.load.last_word()) {
+            return Some(self.left.swap_remove(at).word);
         }
         // The first word is written as a trial.
         if self.used + 1 < WORDS {
@@ -309,26 +332,29 @@ impl Loads {
         Some(self.known.swap_remove(idle).word)
     }
 
-    /// Whether the stream that writes `word` may write it once more, as far as is known.
-    fn has_room(&self, word: usize) -> bool {
-        let all = self.known.iter().map(|known| known.load.words()).sum();
-        self.known.iter().any(|known| known.word == word && cut::has_room(known.load.words(), all))
+    /// Reserves room for one more word of the stream that writes `word`, as far as is known.
+    fn reserve(&mut self, word: usize) -> bool {
+        let all = self.known.iter().chain(&self.left).map(|stream| stream.load.words()).sum();
+        let known = self.known.iter_mut().find(|known| known.word == word);
+        let found = known.filter(|known| cut::has_room(known.load.words(), all));
+        found.map(|known| known.load.reserve()).is_some()
     }
 
-    /// Takes note of what the streams have passed.
-    fn pass(&mut self, read: impl Fn(usize) -> u32) {
-        for KnownStream { word, load, .. } in &mut self.known {
-            let before = load.words();
-            load.reached(read(*word));
-            self.passed += (before - load.words()) as u64;
+    /// Reserves room if there is some now.
+    fn room(&mut self, word: usize, read: impl Fn(usize) -> u32) -> Room {
+        if self.reserve(word) {
+            return Room::Reserved;
         }
-    }
-
-    fn wait_was_in_vain(&mut self, word: usize, seen: &Room) {
-        self.stood_at = Some(seen.passed);
-        if let Some(known) = self.known.iter_mut().find(|known| known.word == word) {
-            known.load.stands_at(seen.stream_at);
+        for stream in self.known.iter_mut().chain(&mut self.left) {
+            self.passed += stream.load.reached(read(stream.word)) as u64;
         }
+        if self.reserve(word) {
+            return Room::Reserved;
+        }
+        let all = self.stand.lasts(self.passed);
+        let known = self.known.iter_mut().find(|known| known.word == word);
+        let goes_on = known.is_some_and(|known| known.stand.lasts(read(word).into()).max(all) < STREAM_WAIT_MAX);
+        if goes_on { Room::Soon } else { Room::None }
     }
 }
 
@@ -393,7 +419,8 @@ impl Prepared {
             None => {
                 let word = loads.free_word(|word| self.read(word))?;
                 let load = StreamLoad::after(self.read(word));
-                loads.known.push(KnownStream { stream, thread, word, load });
+                let order = Arc::default();
+                loads.known.push(KnownStream { stream, thread, word, load, order, stand: Stand::default() });
                 loads.known.len() - 1
             }
         };
@@ -405,80 +432,42 @@ impl Prepared {
         Some((known.word, given))
     }
 
-    /// Whether a word may be written on the stream. Where as many are under way as may be, waits for room as long as the stream goes on. A stream may wait for
-    /// what this thread does only later, so nothing waits for one that does not go on.
-    pub(crate) fn has_room(&self, stream: Stream) -> bool {
-        let Some((word, ())) = self.with_load(stream, |_| ()) else { return false };
-        loop {
-            let seen = self.room(word);
-            if seen.is_there {
-                return true;
-            }
-            let mut goes_on = false;
-            if !seen.waits_in_vain {
-                wait_until(STREAM_WAIT_MAX, || {
-                    let now = self.room(word);
-                    goes_on = now.is_there || now.stream_at != seen.stream_at;
-                    goes_on
-                });
-            }
-            if !goes_on || self.is_gone.load(Ordering::Acquire) {
-                self.loads().wait_was_in_vain(word, &seen);
-                return false;
-            }
-        }
-    }
-
-    fn room(&self, word: usize) -> Room {
-        let mut loads = self.loads();
-        if !loads.has_room(word) {
-            loads.pass(|word| self.read(word));
-        }
-        let stream_at = self.read(word);
-        let stood = loads.known.iter().any(|known| known.word == word && known.load.stands(stream_at));
-        Room {
-            is_there: loads.has_room(word),
-            waits_in_vain: stood || loads.stood_at == Some(loads.passed),
-            stream_at,
-            passed: loads.passed,
-        }
+    /// Room for a word on the stream. Where as many are under way as may be, waits for room as long as the stream goes on. A stream may wait for what this
+    /// thread does only later, so nothing waits for one that does not go on.
+    pub(crate) fn room(&self, stream: Stream) -> Option<WordRoom<'_>> {
+        let (word, ()) = self.with_load(stream, |_| ())?;
+        let mut room = Room::Soon;
+        wait_until(ROOM_WAIT_MAX, || {
+            let is_gone = self.is_gone.load(Ordering::Acquire);
+            room = if is_gone { Room::None } else { self.loads().room(word, |word| self.read(word)) };
+            room != Room::Soon
+        });
+        (room == Room::Reserved).then_some(WordRoom { context: self, stream, word })
     }
 
     /// A copy of `bytes` bytes is about to be queued: a word goes before it if more than a chunk would follow each other.
     pub(crate) fn before_queue(&self, driver: &Driver, stream: Stream, bytes: usize) {
-        if let Some((word, Some(value))) = self.with_load(stream, |load| load.word_before(weight(bytes), chunk())) {
-            self.write_behind(driver, stream, word, value);
+        if let Some((_, true)) = self.with_load(stream, |load| load.ends_before(weight(bytes), chunk())) {
+            self.write_behind(driver, stream);
         }
     }
 
     /// A copy of `bytes` bytes was queued; a word goes behind it if it ends a chunk.
     pub(crate) fn queued(&self, driver: &Driver, stream: Stream, bytes: usize) {
-        if let Some((word, Some(value))) = self.with_load(stream, |load| load.queue(weight(bytes), chunk())) {
-            self.write_behind(driver, stream, word, value);
+        if let Some((_, true)) = self.with_load(stream, |load| load.queue(weight(bytes), chunk())) {
+            self.write_behind(driver, stream);
         }
     }
 
-    /// A part of a copy was queued, and a word goes behind it in any case: the stream [has room](Self::has_room).
-    pub(crate) fn cut(&self, driver: &Driver, stream: Stream, bytes: usize) {
-        let value = self.with_load(stream, |load| {
-            load.queue(Bytes(bytes as u64), Bytes(u64::MAX));
-            let value = load.word();
-            load.written(value);
-            value
-        });
-        let (word, value) = value.unwrap_or_default();
-        self.write(driver, stream, word, value);
-    }
-
     /// Writes a word, unless the stream records, as then it recorded what was queued, too, or has no room.
-    fn write_behind(&self, driver: &Driver, stream: Stream, word: usize, value: u32) {
+    fn write_behind(&self, driver: &Driver, stream: Stream) {
         let _relaxed = Relaxed::new(driver);
-        if driver::captures(driver, stream) || !self.has_room(stream) {
-            self.with_load(stream, StreamLoad::drop_unwritten);
-        } else {
-            self.write(driver, stream, word, value);
-            self.with_load(stream, |load| load.written(value));
+        let room = if driver::captures(driver, stream) { None } else { self.room(stream) };
+        if let Some(room) = room {
+            room.write(driver);
             self.announce(0);
+        } else {
+            self.with_load(stream, StreamLoad::drop_unwritten);
         }
     }
 
@@ -486,13 +475,7 @@ impl Prepared {
     fn forget_stream(&self, stream: Stream) {
         let mut loads = self.loads();
         let Loads { known, left, .. } = &mut *loads;
-        known.retain_mut(|known| {
-            let stays = known.stream != stream;
-            if !stays {
-                left.push((known.word, known.load.last_word()));
-            }
-            stays
-        });
+        left.extend(known.extract_if(.., |known| known.stream == stream));
     }
 
     /// Whose bulk is under way, as seen by a copy in this stream. Bulk of its own stream nothing can overtake.
@@ -530,6 +513,40 @@ impl Prepared {
     pub(crate) fn line(&self) -> Option<PinnedLine<'_>> {
         let number = self.taken.iter().position(|taken| !taken.swap(true, Ordering::Acquire))?;
         Some(PinnedLine { owner: self, number })
+    }
+}
+
+/// Room for one word on a stream.
+pub(crate) struct WordRoom<'a> {
+    context: &'a Prepared,
+    stream: Stream,
+    word: usize,
+}
+
+impl WordRoom<'_> {
+    /// A part of a copy was queued, and a word goes behind it in any case.
+    pub(crate) fn cut(self, driver: &Driver, bytes: usize) {
+        self.context.with_load(self.stream, |load| load.queue(Bytes(bytes as u64), Bytes(u64::MAX)));
+        self.write(driver);
+    }
+
+    fn write(self, driver: &Driver) {
+        let Some(order) = self.known(|known| Arc::clone(&known.order)) else { return };
+        let _order = order.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = self.known(|known| known.load.word()) {
+            self.context.write(driver, self.stream, self.word, value);
+        }
+    }
+
+    /// The stream, unless it was destroyed meanwhile.
+    fn known<T>(&self, change: impl FnOnce(&mut KnownStream) -> T) -> Option<T> {
+        self.context.loads().known.iter_mut().find(|known| known.word == self.word).map(change)
+    }
+}
+
+impl Drop for WordRoom<'_> {
+    fn drop(&mut self) {
+        self.known(|known| known.load.give_back());
     }
 }
 

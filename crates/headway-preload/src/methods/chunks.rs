@@ -2,7 +2,7 @@
 
 use headway_core::decisions::cut::has_room;
 
-use crate::base::context::Prepared;
+use crate::base::context::{Prepared, WordRoom};
 use crate::base::copy::Copy;
 use crate::base::driver::{self, Driver, SUCCESS, Status};
 use crate::methods::batch::{Batch, Lists, Piece, bytes_of};
@@ -18,12 +18,20 @@ pub(crate) fn chunk_bytes(asked: usize, bytes: usize) -> usize {
     asked.max(bytes.div_ceil(CHUNKS_MAX).next_multiple_of(STEP))
 }
 
+/// Bytes were queued: with a word behind them where there is room for it.
+fn end_chunk(driver: &Driver, room: Option<WordRoom<'_>>, bytes: usize) {
+    tell(if room.is_some() { Event::Chunk } else { Event::NoRoom });
+    if let Some(room) = room {
+        room.cut(driver, bytes);
+    }
+}
+
 /// Queues a copy in chunks. On a stream that is full of them and does not go on, the rest stays whole.
 pub(crate) fn copy(driver: &Driver, context: &Prepared, copy: Copy, chunk: usize) -> Status {
     let mut at = 0;
     while at < copy.bytes {
-        let has_room = context.has_room(copy.stream);
-        let bytes = if has_room { chunk.min(copy.bytes - at) } else { copy.bytes - at };
+        let room = context.room(copy.stream);
+        let bytes = if room.is_some() { chunk.min(copy.bytes - at) } else { copy.bytes - at };
         let to = copy.host().wrapping_byte_add(at);
         // SAFETY: a part of the caller's copy, in the caller's stream.
         let status =
@@ -32,10 +40,7 @@ pub(crate) fn copy(driver: &Driver, context: &Prepared, copy: Copy, chunk: usize
             return status;
         }
         at += bytes;
-        tell(if has_room { Event::Chunk } else { Event::NoRoom });
-        if has_room {
-            context.cut(driver, copy.stream, bytes);
-        }
+        end_chunk(driver, room, bytes);
     }
     if copy.call.waits() { driver::synchronize(driver, copy.stream) } else { SUCCESS }
 }
@@ -56,18 +61,16 @@ pub(crate) fn batch(
             sum = sum.saturating_add(piece.copy.bytes);
             sum <= chunk
         };
-        let has_room = context.has_room(batch.stream);
-        let count = if has_room { rest.iter().take_while(fits).count().max(1) } else { rest.len() };
+        let room = context.room(batch.stream);
+        let count = if room.is_some() { rest.iter().take_while(fits).count().max(1) } else { rest.len() };
         let (now, later) = rest.split_at(count);
         rest = later;
         status = if let [alone] = now {
+            drop(room);
             batch.ended(*alone, copy(driver, context, alone.copy, chunk))
         } else {
             let status = batch.send(now);
-            tell(if has_room { Event::Chunk } else { Event::NoRoom });
-            if has_room {
-                context.cut(driver, batch.stream, bytes_of(now));
-            }
+            end_chunk(driver, room, bytes_of(now));
             status
         };
     }

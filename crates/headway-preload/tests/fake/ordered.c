@@ -6,7 +6,7 @@
  * gets "not initialised". Every copy is counted by the name of the call (fake_count), also those of Headway.
  *
  * FAKE_PINS: what a program page-locks of its own memory are pages, not addresses, and that waits until nothing runs. FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
- * FAKE_QUEUE=NUMBER: all streams hold as many operations together, and a call that would queue more waits. FAKE_KERNELS_FIRST: memory that is allocated page-locked, and modules, come when nothing runs.
+ * FAKE_QUEUE=NUMBER: all streams hold as many operations together, and a call that would queue more waits. FAKE_STALL=USEC: a thread that is called "stalls" stops so long before each 32nd word. FAKE_KERNELS_FIRST: memory that is allocated page-locked, and modules, come when nothing runs.
  * FAKE_REFUSES=STATUS: what a program gets that page-locks its own memory. FAKE_GPU=NUMBER: the last byte of the GPU's UUID.
  */
 #define _GNU_SOURCE
@@ -321,7 +321,7 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
     }
     return SUCCESS;
 }
-CUresult cuStreamDestroy_v2(CUstream stream) { LOCKED drain(stream); return SUCCESS; } /* the memory stays, for who uses it once more */
+CUresult cuStreamDestroy_v2(CUstream stream) { (void)stream; return SUCCESS; } /* what is queued still happens; the memory stays, for who uses it once more */
 static CUresult is_capturing(CUstream stream, int *status) {
     CUresult answer = SUCCESS;
     LOCKED {
@@ -399,6 +399,10 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, unsigned 
     ALIVE;
     if (covering(address, 4).kind == 0 || flags) return INVALID_VALUE;
     counted("cuStreamWriteValue32_v2", 4);
+    const char *stalls = getenv("FAKE_STALL");
+    static __thread int words;
+    char thread[16] = "";
+    if (stalls && !pthread_getname_np(pthread_self(), thread, sizeof thread) && !strcmp(thread, "stalls") && ++words % 32 == 0) usleep(atoi(stalls));
     LOCKED push(named(stream, 0), (struct op){.kind = WRITE, .to = (void *)address, .mark = value});
     return SUCCESS;
 }

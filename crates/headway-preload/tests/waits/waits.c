@@ -1,11 +1,12 @@
 /*
  * A program whose stream waits for a word that the same thread writes only after its copies, and which knows nothing of Headway.
  *
- *     waits first | first-host | gate | gate-whole | drained | released | streams | beside
+ *     waits first | first-host | gate | gate-whole | drained | released | streams | beside | destroyed | shared
  *
  * It checks all bytes, and prints how many copies out of the GPU, words and kernels of Headway's reached the driver. A program that hangs is killed.
  */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <unistd.h>
 
 #include "../fake/program.h"
@@ -29,12 +30,21 @@ static void same(const void *got, size_t from, size_t bytes, const char *what) {
 }
 static void page_locked(void *place, size_t bytes) { MUST((void **, size_t, unsigned), "cuMemHostAlloc", place, bytes, 3); }
 
+static size_t context;
+static CUstream shared;
+/* A thread with a name makes one part of the copies of a stream, another thread the rest. */
+static void *part(void *name) {
+    MUST((size_t), "cuCtxSetCurrent", context);
+    if (name) pthread_setname_np(pthread_self(), name), out(locked, 0, 2 * MIB, shared);
+    else out(locked + 2 * MIB, 2 * MIB, 14 * MIB, shared);
+    return 0;
+}
+
 int main(int argc, char **argv) {
     const char *does = argc == 2 ? argv[1] : "";
     const size_t bytes = 64 * MIB;
     alarm(120); /* what hangs would hang for ever */
     driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    size_t context;
     CUstream kernels, copies;
     MUST((unsigned), "cuInit", 0);
     MUST((size_t *, int), "cuDevicePrimaryCtxRetain", &context, 0);
@@ -117,6 +127,34 @@ int main(int argc, char **argv) {
         *flag = 1;
         until_done(stream);
         same(locked + 32 * MIB, 3, 16 * MIB, "copies of a stream that stood still");
+    } else if (!strcmp(does, "destroyed")) {
+        CUstream stream;
+        page_locked(&locked, bytes);
+        for (int i = 0; i < 20; i++) {
+            MUST((CUstream *, unsigned), "cuStreamCreate", &stream, 1);
+            waits_for(stream, 1);
+            out(locked, 3, 16 * MIB, stream);
+            MUST((CUstream), "cuStreamDestroy_v2", stream);
+        }
+        *flag = 1;
+        MUST((void), "cuCtxSynchronize");
+        same(locked, 3, 16 * MIB, "copies of streams that are gone");
+    } else if (!strcmp(does, "shared")) {
+        pthread_t threads[2];
+        page_locked(&locked, bytes);
+        for (int i = 0; i < 4; i++) {
+            MUST((CUstream *, unsigned), "cuStreamCreate", &shared, 1);
+            pthread_create(&threads[0], 0, part, "stalls");
+            pthread_create(&threads[1], 0, part, 0);
+            for (int j = 0; j < 2; j++) pthread_join(threads[j], 0);
+            until_done(shared);
+            same(locked, 0, 16 * MIB, "copies of two threads");
+        }
+        /* Nothing is under way by now. */
+        for (int i = 0; i < 4; i++) {
+            MUST((CUstream *, unsigned), "cuStreamCreate", &shared, 1);
+            out(locked, 3, 16 * MIB, shared), until_done(shared);
+        }
     } else must(1, "the task");
     unsigned long (*count)(const char *) = need("fake_count");
     printf("copies out %lu, words %lu, kernel %lu\n", count("cuMemcpyDtoHAsync_v2"), count("cuStreamWriteValue32_v2"), count("kernel"));
