@@ -3,7 +3,8 @@
 //! - [`symbols`]: the real functions past this library; [`driver`]: those that Headway calls.
 //! - [`attention`]: the guest's options, and why a copy is looked at.
 //! - [`copy`]: a copy as it was asked for, and how it was made.
-//! - [`context`]: what is kept for each CUDA context: the kernel, pinned lines, bulk copies under way.
+//! - [`context`]: what is kept for each CUDA context: the kernel, pinned lines, words of streams.
+//! - [`streams`]: what the streams of a context have under way, and whether they have room for more.
 //! - [`neighbours`]: guests of one user know of each other's bulk copies by the user's board.
 //! - [`pins`]: memory of the program's own that is kept page-locked.
 //! - [`kept`]: the calling thread's `errno`, and that it is not cancelled within a call of this library.
@@ -22,5 +23,6 @@ pub(crate) mod neighbours;
 pub(crate) mod pins;
 pub(crate) mod print;
 pub(crate) mod stack;
+mod streams;
 pub(crate) mod symbols;
 pub(crate) mod wait;

@@ -1,4 +1,4 @@
-//! What Headway keeps for each CUDA context: the kernel, pinned lines, and what its streams have under way.
+//! What Headway keeps for each CUDA context: the kernel, pinned lines, and the words of its streams.
 //!
 //! A stream is bulk while more than a chunk of copies out of the GPU is under way on it, however small each of them is. That is read from
 //! the word that is written behind each chunk ([`StreamLoad`]).
@@ -8,27 +8,23 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use headway_core::decisions::chooser::STREAM_CHUNK;
-use headway_core::decisions::cut::{self, StreamLoad};
+use headway_core::decisions::cut::StreamLoad;
 use headway_core::units::Bytes;
 
 use crate::base::attention::{self, BULK, NEIGHBOURS, NEW};
 use crate::base::driver::{
     self, Context, DevicePtr, Driver, KernelCopy, NOT_READY, Relaxed, STREAM_PER_THREAD, SUCCESS, Stream,
 };
+use crate::base::streams::{KnownStream, Loads, Room, Stand, WORDS, chunk, weight};
 use crate::base::wait::wait_until;
 use crate::base::{link, neighbours, stack};
 
-/// How long a call waits for a stream that does not go on.
-const STREAM_WAIT_MAX: Duration = Duration::from_millis(50);
-/// How long it waits for room, however the stream goes on.
+/// How long a call waits for room, however its stream goes on.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
 const LINES: usize = 4;
-/// Words of streams, each on a cache line of its own behind the lines. Of more streams nothing is known.
-const WORDS: usize = 1_024;
 const WORD_BYTES: usize = 64;
 /// How long the first launch may take before a context is used without having been tried.
 const TRIAL: Duration = Duration::from_millis(200);
@@ -44,56 +40,6 @@ const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 /// The oldest GPU that the kernel's PTX is for.
 const CAPABILITY_MIN: (c_int, c_int) = (7, 5);
-
-/// A stream and what was queued on it.
-struct KnownStream {
-    stream: Stream,
-    /// The thread whose default stream it is, or 0.
-    thread: u64,
-    word: usize,
-    load: StreamLoad,
-    /// Held while a value is taken and its word queued, so that words come in the order of their values.
-    order: Arc<Mutex<()>>,
-    stand: Stand,
-}
-
-/// How long something has not gone on, as far as was looked.
-#[derive(Default)]
-struct Stand(Option<(u64, Instant)>);
-
-impl Stand {
-    /// How long it has been at `at`.
-    fn lasts(&mut self, at: u64) -> Duration {
-        let now = Instant::now();
-        match self.0 {
-            Some((before, since)) if before == at => now - since,
-            _ => {
-                self.0 = Some((at, now));
-                Duration::ZERO
-            }
-        }
-    }
-}
-
-#[derive(Default)]
-struct Loads {
-    known: Vec<KnownStream>,
-    /// Streams that are gone, and may still write their words.
-    left: Vec<KnownStream>,
-    used: usize,
-    /// Words that streams have passed.
-    passed: u64,
-    stand: Stand,
-}
-
-/// Whether a stream has room for one more word.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Room {
-    Reserved,
-    /// Perhaps soon: the stream goes on.
-    Soon,
-    None,
-}
 
 /// A context that is ready. Kernel, events and memory belong to the context and go with it, so nothing is freed here.
 pub(crate) struct Prepared {
@@ -303,59 +249,6 @@ fn try_out(driver: &Driver, prepared: &Prepared) -> bool {
 fn thread_number() -> u64 {
     // SAFETY: the call has no arguments and cannot fail.
     unsafe { libc::gettid() }.unsigned_abs().into()
-}
-
-/// What a copy takes of a chunk: small ones keep the engine longer than their bytes (64 KiB for 2.9 us, H100).
-fn weight(bytes: usize) -> Bytes {
-    const SMALL: usize = 1 << 20;
-    const EACH: usize = 96 << 10;
-    Bytes(if bytes < SMALL { bytes + EACH } else { bytes } as u64)
-}
-
-/// What an engine may be given of one stream between two words.
-fn chunk() -> Bytes {
-    attention::options().chunk.unwrap_or(STREAM_CHUNK)
-}
-
-impl Loads {
-    /// A word that no stream writes any more, or that of a stream which has nothing under way.
-    fn free_word(&mut self, read: impl Fn(usize) -> u32) -> Option<usize> {
-        if let Some(at) = self.left.iter().position(|left| read(left.word) == left.load.last_word()) {
-            return Some(self.left.swap_remove(at).word);
-        }
-        // The first word is written as a trial.
-        if self.used + 1 < WORDS {
-            self.used += 1;
-            return Some(self.used);
-        }
-        let idle = self.known.iter().position(|known| known.load.is_over(read(known.word)))?;
-        Some(self.known.swap_remove(idle).word)
-    }
-
-    /// Reserves room for one more word of the stream that writes `word`, as far as is known.
-    fn reserve(&mut self, word: usize) -> bool {
-        let all = self.known.iter().chain(&self.left).map(|stream| stream.load.words()).sum();
-        let known = self.known.iter_mut().find(|known| known.word == word);
-        let found = known.filter(|known| cut::has_room(known.load.words(), all));
-        found.map(|known| known.load.reserve()).is_some()
-    }
-
-    /// Reserves room if there is some now.
-    fn room(&mut self, word: usize, read: impl Fn(usize) -> u32) -> Room {
-        if self.reserve(word) {
-            return Room::Reserved;
-        }
-        for stream in self.known.iter_mut().chain(&mut self.left) {
-            self.passed += stream.load.reached(read(stream.word)) as u64;
-        }
-        if self.reserve(word) {
-            return Room::Reserved;
-        }
-        let all = self.stand.lasts(self.passed);
-        let known = self.known.iter_mut().find(|known| known.word == word);
-        let goes_on = known.is_some_and(|known| known.stand.lasts(read(word).into()).max(all) < STREAM_WAIT_MAX);
-        if goes_on { Room::Soon } else { Room::None }
-    }
 }
 
 /// A stream is about to be destroyed.
