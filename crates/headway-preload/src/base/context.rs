@@ -433,7 +433,9 @@ impl WordRoom<'_> {
 
     /// The stream, unless it was destroyed meanwhile.
     fn known<T>(&self, change: impl FnOnce(&mut KnownStream) -> T) -> Option<T> {
-        self.context.loads().known.iter_mut().find(|known| known.word == self.word).map(change)
+        let mut loads = self.context.loads();
+        let same = |known: &&mut KnownStream| known.word == self.word && known.stream == self.stream;
+        loads.known.iter_mut().find(same).map(change)
     }
 }
 
