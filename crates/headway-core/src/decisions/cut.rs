@@ -70,6 +70,11 @@ impl StreamLoad {
         self.reserved = self.reserved.saturating_sub(1);
     }
 
+    /// The stream is about to be destroyed: nothing more is written on it.
+    pub const fn ends(&mut self) {
+        self.reserved = 0;
+    }
+
     /// How many words are under way, as far as is known, or will be.
     #[must_use]
     pub fn words(&self) -> usize {

@@ -15,7 +15,7 @@ use crate::base::attention::{self, BULK, NEIGHBOURS, NEW};
 use crate::base::driver::{
     self, Context, DevicePtr, Driver, KernelCopy, NOT_READY, Relaxed, STREAM_PER_THREAD, SUCCESS, Stream,
 };
-use crate::base::streams::{KnownStream, Loads, Room, Stand, WORDS, chunk, weight};
+use crate::base::streams::{KnownStream, Loads, Room, WORDS, chunk, weight};
 use crate::base::wait::wait_until;
 use crate::base::{link, neighbours, stack};
 
@@ -245,8 +245,11 @@ fn try_out(driver: &Driver, prepared: &Prepared) -> bool {
     launched
 }
 
-/// The kernel's number of this thread.
-fn thread_number() -> u64 {
+/// The kernel's number of this thread where the handle names a stream of each thread, else 0.
+fn thread_of(stream: Stream) -> u64 {
+    if stream != STREAM_PER_THREAD {
+        return 0;
+    }
     // SAFETY: the call has no arguments and cannot fail.
     unsafe { libc::gettid() }.unsigned_abs().into()
 }
@@ -258,7 +261,7 @@ pub(crate) fn forget_stream(stream: Stream) {
     }
     for (_, known) in contexts().iter() {
         if let ContextState::Ready(ready) = known {
-            ready.forget_stream(stream);
+            ready.loads().forget(stream);
         }
     }
 }
@@ -301,53 +304,43 @@ impl Prepared {
         neighbours::announce(self.place, known.saturating_add(more as u64));
     }
 
-    /// Changes what is known of a stream, which is added if there is a word for it; the word and what `change` gives.
-    fn with_load<T>(&self, stream: Stream, change: impl FnOnce(&mut StreamLoad) -> T) -> Option<(usize, T)> {
-        // One handle names a stream of each thread.
-        let thread = if stream == STREAM_PER_THREAD { thread_number() } else { 0 };
+    /// Changes what is known of a stream, which is added if there is a word for it; what `change` gives.
+    fn with_load<T>(&self, stream: Stream, change: impl FnOnce(&mut StreamLoad) -> T) -> Option<T> {
         let mut loads = self.loads();
-        let found = loads.known.iter().position(|known| known.stream == stream && known.thread == thread);
-        let at = match found {
-            Some(at) => at,
-            None => {
-                let word = loads.free_word(|word| self.read(word))?;
-                let load = StreamLoad::after(self.read(word));
-                let order = Arc::default();
-                loads.known.push(KnownStream { stream, thread, word, load, order, stand: Stand::default() });
-                loads.known.len() - 1
-            }
-        };
+        let at = loads.find(stream, thread_of(stream), |word| self.read(word))?;
         let known = &mut loads.known[at];
         let given = change(&mut known.load);
         if self.is_bulk(known) {
             attention::attend(BULK, 0);
         }
-        Some((known.word, given))
+        Some(given)
     }
 
     /// Room for a word on the stream. Where as many are under way as may be, waits for room as long as the stream goes on. A stream may wait for what this
     /// thread does only later, so nothing waits for one that does not go on.
     pub(crate) fn room(&self, stream: Stream) -> Option<WordRoom<'_>> {
-        let (word, ()) = self.with_load(stream, |_| ())?;
-        let mut room = Room::Soon;
+        let (thread, read) = (thread_of(stream), |word| self.read(word));
+        let mut reserved = None;
         wait_until(ROOM_WAIT_MAX, || {
-            let is_gone = self.is_gone.load(Ordering::Acquire);
-            room = if is_gone { Room::None } else { self.loads().room(word, |word| self.read(word)) };
+            let mut loads = self.loads();
+            let Some(at) = loads.find(stream, thread, read) else { return true };
+            let room = if self.is_gone.load(Ordering::Acquire) { Room::None } else { loads.room(at, read) };
+            reserved = (room == Room::Reserved).then(|| loads.known[at].word);
             room != Room::Soon
         });
-        (room == Room::Reserved).then_some(WordRoom { context: self, stream, word })
+        reserved.map(|word| WordRoom { context: self, stream, word })
     }
 
     /// A copy of `bytes` bytes is about to be queued: a word goes before it if more than a chunk would follow each other.
     pub(crate) fn before_queue(&self, driver: &Driver, stream: Stream, bytes: usize) {
-        if let Some((_, true)) = self.with_load(stream, |load| load.ends_before(weight(bytes), chunk())) {
+        if let Some(true) = self.with_load(stream, |load| load.ends_before(weight(bytes), chunk())) {
             self.write_behind(driver, stream);
         }
     }
 
     /// A copy of `bytes` bytes was queued; a word goes behind it if it ends a chunk.
     pub(crate) fn queued(&self, driver: &Driver, stream: Stream, bytes: usize) {
-        if let Some((_, true)) = self.with_load(stream, |load| load.queue(weight(bytes), chunk())) {
+        if let Some(true) = self.with_load(stream, |load| load.queue(weight(bytes), chunk())) {
             self.write_behind(driver, stream);
         }
     }
@@ -362,13 +355,6 @@ impl Prepared {
         } else {
             self.with_load(stream, StreamLoad::drop_unwritten);
         }
-    }
-
-    /// A stream is destroyed, or waits no more: nothing is known of it from now on.
-    fn forget_stream(&self, stream: Stream) {
-        let mut loads = self.loads();
-        let Loads { known, left, .. } = &mut *loads;
-        left.extend(known.extract_if(.., |known| known.stream == stream));
     }
 
     /// Whose bulk is under way, as seen by a copy in this stream. Bulk of its own stream nothing can overtake.
@@ -419,7 +405,7 @@ pub(crate) struct WordRoom<'a> {
 impl WordRoom<'_> {
     /// A part of a copy was queued, and a word goes behind it in any case.
     pub(crate) fn cut(self, driver: &Driver, bytes: usize) {
-        self.context.with_load(self.stream, |load| load.queue(Bytes(bytes as u64), Bytes(u64::MAX)));
+        self.known(|known| known.load.queue(Bytes(bytes as u64), Bytes(u64::MAX)));
         self.write(driver);
     }
 
