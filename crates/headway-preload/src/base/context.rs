@@ -325,10 +325,11 @@ impl Prepared {
             let mut loads = self.loads();
             let Some(at) = loads.find(stream, thread, read) else { return true };
             let room = if self.is_gone.load(Ordering::Acquire) { Room::None } else { loads.room(at, read) };
-            reserved = (room == Room::Reserved).then(|| loads.known[at].word);
+            let known = &loads.known[at];
+            reserved = (room == Room::Reserved).then(|| (known.word, Arc::clone(&known.order)));
             room != Room::Soon
         });
-        reserved.map(|word| WordRoom { context: self, stream, word })
+        reserved.map(|(word, order)| WordRoom { context: self, stream, word, order })
     }
 
     /// A copy of `bytes` bytes is about to be queued: a word goes before it if more than a chunk would follow each other.
@@ -350,7 +351,7 @@ impl Prepared {
         let _relaxed = Relaxed::new(driver);
         let room = if driver::captures(driver, stream) { None } else { self.room(stream) };
         if let Some(room) = room {
-            room.write(driver);
+            room.write(driver, 0);
             self.announce(0);
         } else {
             self.with_load(stream, StreamLoad::drop_unwritten);
@@ -400,19 +401,18 @@ pub(crate) struct WordRoom<'a> {
     context: &'a Prepared,
     stream: Stream,
     word: usize,
+    order: Arc<Mutex<()>>,
 }
 
 impl WordRoom<'_> {
-    /// A part of a copy was queued, and a word goes behind it in any case.
-    pub(crate) fn cut(self, driver: &Driver, bytes: usize) {
-        self.known(|known| known.load.queue(Bytes(bytes as u64), Bytes(u64::MAX)));
-        self.write(driver);
-    }
-
-    fn write(self, driver: &Driver) {
-        let Some(order) = self.known(|known| Arc::clone(&known.order)) else { return };
-        let _order = order.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(value) = self.known(|known| known.load.word()) {
+    /// Writes the word behind what was queued, of which `bytes` bytes are not counted yet.
+    pub(crate) fn write(self, driver: &Driver, bytes: usize) {
+        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = self.known(|known| {
+            known.load.queue(Bytes(bytes as u64), Bytes(u64::MAX));
+            known.load.word()
+        });
+        if let Some(value) = value {
             self.context.write(driver, self.stream, self.word, value);
         }
     }

@@ -22,7 +22,7 @@ pub(super) struct KnownStream {
     pub(super) thread: u64,
     pub(super) word: usize,
     pub(super) load: StreamLoad,
-    /// Held while a value is taken and its word queued, so that words come in the order of their values.
+    /// Held while a word is written: words come in the order of their values.
     pub(super) order: Arc<Mutex<()>>,
     stand: Stand,
 }

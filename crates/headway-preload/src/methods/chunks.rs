@@ -22,7 +22,7 @@ pub(crate) fn chunk_bytes(asked: usize, bytes: usize) -> usize {
 fn end_chunk(driver: &Driver, room: Option<WordRoom<'_>>, bytes: usize) {
     tell(if room.is_some() { Event::Chunk } else { Event::NoRoom });
     if let Some(room) = room {
-        room.cut(driver, bytes);
+        room.write(driver, bytes);
     }
 }
 
