@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 from headway import _native
 from headway._errors import OptionError
 from headway._machine import Machine
+from headway._units import path_text
 
 if TYPE_CHECKING:
     import numpy
@@ -148,7 +149,7 @@ def explain(dst: object, src: object, *, machine: Machine | str | os.PathLike[st
     if machine is None:
         file = _native.node_file()
         machine = file if os.path.exists(file) else "h200-x1"
-    name = machine.name if isinstance(machine, Machine) else os.fspath(machine)
+    name = machine.name if isinstance(machine, Machine) else path_text(machine, "machine")
     method, threads, basis, found = _native.explain_copy(dst, src, name)
     explained = json.loads(found)
     return Explanation(

@@ -99,6 +99,10 @@ def bounds(machine: Machine, contracts: object) -> list[int]:
     if isinstance(contracts, FlowContract) or not isinstance(contracts, Iterable):
         raise OptionError(f"`contracts={contracts!r}` is not several contracts; give a list of them")
     native = [_NativeContract(contract) for contract in cast("Iterable[object]", contracts)]
+    names = [contract.name for contract in native]
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(f"{names.count(name)} contracts are called `{name}`; give each its own name")
     return _native.flow_bounds(machine._native, native)  # pyright: ignore
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headway import _native
 from headway._errors import NotFound, OptionError
-from headway._units import is_a
+from headway._units import is_a, path_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,7 +149,7 @@ def machine(name: str | os.PathLike[str]) -> Machine:
         NotFound: There is neither; the text names the nearest.
         MachineError: The file is wrong, at a `place`.
     """
-    return Machine(_native.open_machine(os.fspath(name)))
+    return Machine(_native.open_machine(path_text(name, "name")))
 
 
 def node(path: str | os.PathLike[str] | None = None) -> Machine:

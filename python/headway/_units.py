@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import cast
+
 from headway import _native
 from headway._errors import OptionError
 
@@ -39,12 +42,25 @@ def size_text(size: Size) -> str:
     return size if isinstance(size, str) else f"{_whole(size, '4 MiB')} B"
 
 
+def path_text(path: object, argument: str) -> str:
+    """A path as a text.
+
+    Raises:
+        OptionError: It is none.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(f"`{argument}={path!r}` is no path; give a text or a `pathlib.Path`")
+    return os.fsdecode(cast("str | os.PathLike[str]", path))
+
+
 def is_a(value: object, *kinds: type) -> bool:
     """Whether a user gave what the types say. `True` is no number."""
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _whole(number: object, example: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
+    if isinstance(number, bool) or not isinstance(number, int):
         raise OptionError(f"`{number!r}` is no time or size; write a text such as \"{example}\", or a whole number of ns or bytes")
+    if not 0 <= number < 1 << 63:
+        raise OptionError(f"`{number}` is {'negative' if number < 0 else 'too large'}; write a whole number of ns or bytes below 2^63")
     return number

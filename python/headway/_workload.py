@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 
 from headway import _native
 from headway._errors import OptionError
-from headway._units import Size, Time, size_text, time_text
+from headway._units import Size, Time, path_text, size_text, time_text
 
 _Part = TypeVar("_Part")
 
@@ -218,7 +218,7 @@ class Workload:
             NotFound: There is no such file.
             WorkloadError: It is wrong, at a `place`.
         """
-        return cls._of(_native.open_workload(os.fspath(path)))
+        return cls._of(_native.open_workload(path_text(path, "path")))
 
     @classmethod
     def from_toml(cls, text: str, name: str = "workload.toml") -> Workload:

@@ -178,6 +178,12 @@ def test_a_wrong_field_of_a_contract_is_named(field: str, value: Any) -> None:
         node().flow_bounds([contract])
 
 
+def test_two_contracts_of_one_name_are_told_so() -> None:
+    contract = hw.FlowContract("left", "in", "6 MiB", period="33 ms", deadline="5 ms")
+    with pytest.raises(hw.OptionError, match="2 contracts are called `left`"):
+        node().flow_bounds([contract, contract])
+
+
 @pytest.mark.parametrize("contracts", [hw.FlowContract("left", "in", "6 MiB", period="33 ms", deadline="5 ms"), None, 7, ["left"], "left"])
 def test_what_is_not_several_contracts_is_named(contracts: Any) -> None:
     with pytest.raises(hw.OptionError, match="contract"):

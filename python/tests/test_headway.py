@@ -162,6 +162,18 @@ def test_what_is_no_part_of_a_workload_is_refused_by_name() -> None:
         hw.Workload("wrong", messages=any_part)
 
 
+def test_what_is_no_path_and_numbers_without_bounds_are_named() -> None:
+    wrong: Any
+    for wrong in (3, None, b"h200-x1".split()):
+        with pytest.raises(hw.OptionError, match="`name="):
+            hw.machine(wrong)
+        with pytest.raises(hw.OptionError, match="`path="):
+            hw.machine("h200-x1").plan(wrong)
+    for number, fact in ((-5, "negative"), (10**30, "too large")):
+        with pytest.raises(hw.OptionError, match=f"^`{number}` is {fact}"):
+            hw.Workload("w", streams=[hw.Stream("s", number, "1 ms", "1 ms", [hw.copy_in()])])
+
+
 def test_numbers_that_are_none_are_refused_by_name() -> None:
     machine = hw.machine("h200-x1")
     wrong: Any

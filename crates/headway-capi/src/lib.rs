@@ -18,7 +18,7 @@ use headway::copy::{CopyError, CopyTicket, DeviceError, RawCopy, StreamCopier, S
 use headway::flow::FlowError;
 use headway::run::ProgramError;
 use headway::units::Bytes;
-use headway::{Error, Failure};
+use headway::{Diagnosis, Error, Failure};
 
 pub use self::flow::*;
 pub use self::program::*;
@@ -95,10 +95,8 @@ fn remember(text: &str) {
 /// What went wrong, as a status, with its text for the caller.
 fn failed(error: &Error) -> Status {
     let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
+    for cause in error.causes() {
         text = format!("{text}: {cause}");
-        source = cause.source();
     }
     // The text of a place in a file ends with the remedy.
     if let Some(help) = error.help().filter(|_| error.place().is_none()) {

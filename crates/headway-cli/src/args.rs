@@ -59,7 +59,7 @@ pub(crate) enum Command {
         #[arg(long, default_value = headway::machine::USUAL)]
         machine: String,
         /// How long to watch for such delays
-        #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>, default_value = "1 s")]
+        #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>, default_value = "1 s", allow_hyphen_values = true)]
         watch: Nanos,
     },
     /// Say whether every deadline of a workload holds, why, and with what margin
@@ -163,13 +163,13 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) input: Option<PathBuf>,
     /// How long packets arrive, for example "5 s" [default: until the input ends; for a sample, what the workload says]
-    #[arg(long, value_parser = str::parse::<Nanos>)]
+    #[arg(long, value_parser = str::parse::<Nanos>, allow_hyphen_values = true)]
     pub(crate) duration: Option<Nanos>,
     /// Folder for the results [default: out/NAME-SOURCE-OPTIONS, with the options that were given]
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Seed instead of the workload's
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
     /// Run although the plan is not accepted
     #[arg(long)]
@@ -252,7 +252,7 @@ pub(crate) struct MeasureArgs {
     pub(crate) each: bool,
     /// Watch the driver's thread, cores of the CPU and random batches of copies so much longer, one after the other, so that plans count with
     /// what disturbs them now and then
-    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>, allow_hyphen_values = true)]
     pub(crate) watch: Option<Nanos>,
     /// Workload file: measure the kernels, too, that it brings in files of its own
     #[arg(long, value_name = "WORKLOAD")]

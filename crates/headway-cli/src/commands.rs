@@ -44,12 +44,11 @@ fn machine(args: &PlanArgs, workload: &Workload) -> Result<Machine> {
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<CommandAnswer> {
     let workload = headway::workload::open(&args.workload)?;
     let machine = machine(args, &workload.value)?;
-    let usual = args.machine.is_none();
     if workload.value.sharing.is_some() {
-        return sharing::plan(out, &machine, &workload, usual);
+        return sharing::plan(out, args, &machine, &workload);
     }
     let answer = plans::answer(&machine, &workload, PlanOptions { strategy: args.strategy })?;
-    out.print(&answer, || answer.text(show::chosen(usual)))?;
+    out.print(&answer, || answer.text(show::chosen(args.machine.is_none())))?;
     Ok(match answer.plan.verdict.outcome {
         Outcome::Schedulable => CommandAnswer::Yes,
         Outcome::NotSchedulable => CommandAnswer::No,

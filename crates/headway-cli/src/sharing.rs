@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use headway::machine::Machine;
+use headway::plan::PlanOptions;
 use headway::report as reports;
 use headway::report::TaskLog;
 use headway::run::{RunOptions, tasks};
@@ -17,11 +18,17 @@ use headway::workload::Loaded;
 use headway::workload::Workload;
 use headway_cli::terminal::{Bar, CommandAnswer, Out};
 
+use crate::args::PlanArgs;
 use crate::show;
 
-pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>, usual: bool) -> Result<CommandAnswer> {
-    let report = share::bounds(machine, workload)?;
-    out.print(&report, || text(&report, usual))?;
+pub(crate) fn plan(
+    out: &Out,
+    args: &PlanArgs,
+    machine: &Machine,
+    workload: &Loaded<Workload>,
+) -> Result<CommandAnswer> {
+    let report = share::bounds(machine, workload, PlanOptions { strategy: args.strategy })?;
+    out.print(&report, || text(&report, args.machine.is_none()))?;
     Ok(match report.verdict {
         TardinessVerdict::Yes => CommandAnswer::Yes,
         TardinessVerdict::No(_) => CommandAnswer::No,

@@ -62,7 +62,7 @@ pub struct LogHeader {
     pub cycles: Vec<u64>,
     /// What each stream had to process, in the plan's order.
     pub streams: Vec<StreamRun>,
-    /// How the threads that drove the devices were scheduled, and how late they ran; `None` in simulations and in older logs.
+    /// How the threads that drove the devices were scheduled, and how late they ran; absent in simulations and in older logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<cpu::Use>,
     /// Other programs that copied over an engine of the plan while it ran, as far as they told of it. The plan counts none of them.

@@ -122,6 +122,14 @@ pub enum UnitError {
         /// A text of this kind that would be accepted.
         example: &'static str,
     },
+    /// Times, sizes and rates are not below zero.
+    #[error("`{text}` is negative; write for example `\"{example}\"`")]
+    Negative {
+        /// What was written.
+        text: String,
+        /// A text of this kind that would be accepted.
+        example: &'static str,
+    },
     /// The number has no unit behind it.
     #[error("`{text}` has no unit; write for example `\"{text} {unit}\"`")]
     NoUnit {
@@ -138,15 +146,23 @@ pub enum UnitError {
         /// All units of this kind.
         expected: &'static str,
     },
+    /// How often, where a time is meant.
+    #[error("`{text}` is a frequency; as a time it is `\"{time}\"`")]
+    Frequency {
+        /// What was written.
+        text: String,
+        /// The time from one to the next.
+        time: String,
+    },
     /// The value is not a whole number of the smallest unit.
-    #[error(
-        "`{text}` is not a whole number of {smallest}; Headway counts in integers and does not round what you write"
-    )]
+    #[error("`{text}` is not a whole number of {smallest}; the nearest is `\"{nearest}\"`")]
     NotWhole {
         /// What was written.
         text: String,
         /// The smallest unit.
         smallest: &'static str,
+        /// The nearest text that would be accepted.
+        nearest: String,
     },
     /// The value is larger than 64 bits hold.
     #[error("`{text}` is too large")]
@@ -159,6 +175,8 @@ pub enum UnitError {
 /// One kind of quantity: its units as (text, numerator, denominator) of the smallest unit.
 struct Kind {
     units: &'static [(&'static str, u64, u64)],
+    /// What is no unit of this kind, but tells one: (text, times a second).
+    frequencies: &'static [(&'static str, u128)],
     expected: &'static str,
     example: &'static str,
     usual: &'static str,
@@ -174,6 +192,7 @@ const TIME: Kind = Kind {
         ("s", NANOS_PER_SECOND, 1),
         ("min", 60 * NANOS_PER_SECOND, 1),
     ],
+    frequencies: &[("fps", 1), ("Hz", 1), ("kHz", 1_000)],
     expected: "ns, us, ms, s, min",
     example: "10 ms",
     usual: "ms",
@@ -191,6 +210,7 @@ const SIZE: Kind = Kind {
         ("MiB", 1 << 20, 1),
         ("GiB", 1 << 30, 1),
     ],
+    frequencies: &[],
     expected: "B, kB, MB, GB, KiB, MiB, GiB",
     example: "16 KiB",
     usual: "B",
@@ -211,6 +231,7 @@ const RATE: Kind = Kind {
         ("Mbit/s", 1_000_000, 8),
         ("Gbit/s", 1_000_000_000, 8),
     ],
+    frequencies: &[],
     expected: "B/s, kB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s, kbit/s, Mbit/s, Gbit/s",
     example: "8 GB/s",
     usual: "GB/s",
@@ -222,22 +243,34 @@ fn parse(text: &str, kind: &Kind) -> Result<u64, UnitError> {
     let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(trimmed.len());
     let (number, unit) = (trimmed[..split].replace('_', ""), trimmed[split..].trim());
     let (whole, fraction) = number.split_once('.').unwrap_or((number.as_str(), ""));
+    if trimmed.starts_with('-') {
+        return Err(UnitError::Negative { text: text.to_owned(), example: kind.example });
+    }
     if whole.is_empty() || fraction.contains('.') {
         return Err(UnitError::NoNumber { text: text.to_owned(), example: kind.example });
     }
     if unit.is_empty() {
         return Err(UnitError::NoUnit { text: trimmed.to_owned(), unit: kind.usual });
     }
-    let Some(&(_, numerator, denominator)) = kind.units.iter().find(|(name, ..)| *name == unit) else {
-        return Err(UnitError::UnknownUnit { unit: unit.to_owned(), expected: kind.expected });
-    };
     let too_large = || UnitError::TooLarge { text: text.to_owned() };
     let digits: u128 = format!("{whole}{fraction}").parse().map_err(|_| too_large())?;
     let scale = 10u128.checked_pow(fraction.len() as u32).ok_or_else(too_large)?;
+    if let Some((_, each)) = kind.frequencies.iter().find(|(name, _)| *name == unit) {
+        let often = digits.saturating_mul(*each);
+        if often == 0 {
+            return Err(UnitError::NoNumber { text: text.to_owned(), example: kind.example });
+        }
+        let nanos = scale.saturating_mul(NANOS_PER_SECOND.into()).saturating_add(often / 2) / often;
+        return Err(UnitError::Frequency { text: text.to_owned(), time: format!("{nanos} ns") });
+    }
+    let Some(&(_, numerator, denominator)) = kind.units.iter().find(|(name, ..)| *name == unit) else {
+        return Err(UnitError::UnknownUnit { unit: unit.to_owned(), expected: kind.expected });
+    };
     let numerator = digits.checked_mul(u128::from(numerator)).ok_or_else(too_large)?;
     let denominator = scale.checked_mul(u128::from(denominator)).ok_or_else(too_large)?;
     if !numerator.is_multiple_of(denominator) {
-        return Err(UnitError::NotWhole { text: text.to_owned(), smallest: kind.smallest });
+        let nearest = format!("{} {}", (numerator + denominator / 2) / denominator, kind.units[0].0);
+        return Err(UnitError::NotWhole { text: text.to_owned(), smallest: kind.smallest, nearest });
     }
     u64::try_from(numerator / denominator).map_err(|_| too_large())
 }
@@ -401,7 +434,16 @@ mod tests {
         assert!(matches!("1 bit/s".parse::<Rate>(), Err(UnitError::NotWhole { .. })));
         assert!(matches!("3 MB".parse::<Nanos>(), Err(UnitError::UnknownUnit { .. })));
         assert!(matches!("99999999999 GB".parse::<Bytes>(), Err(UnitError::TooLarge { .. })));
-        assert!(matches!("-1 ms".parse::<Nanos>(), Err(UnitError::NoNumber { .. })));
+        assert!(matches!("-1 ms".parse::<Nanos>(), Err(UnitError::Negative { .. })));
+        assert_eq!(
+            "16.6666667 ms".parse::<Nanos>().unwrap_err().to_string(),
+            "`16.6666667 ms` is not a whole number of nanoseconds; the nearest is `\"16666667 ns\"`"
+        );
+        assert_eq!(
+            "60 fps".parse::<Nanos>().unwrap_err().to_string(),
+            "`60 fps` is a frequency; as a time it is `\"16666667 ns\"`"
+        );
+        assert!(matches!("0 fps".parse::<Nanos>(), Err(UnitError::NoNumber { .. })));
     }
 
     #[test]

@@ -235,7 +235,14 @@ fn times_and_sizes_that_make_no_sense_are_refused() {
         "\"0.5 ns\"",
         (10, 10, 8),
         "`period = \"0.5 ns\"` is not a whole number of nanoseconds",
-        "Headway counts in integers and does not round what you write",
+        "the nearest is `period = \"1 ns\"`",
+    );
+    check(
+        "\"4 ms\"",
+        "\"59.94 fps\"",
+        (10, 10, 11),
+        "`period = \"59.94 fps\"` is a frequency",
+        "as a time it is `period = \"16683350 ns\"`",
     );
     check(
         "\"4 ms\"",

@@ -134,11 +134,22 @@ impl Outlet {
     /// # Errors
     /// Those of [`Outlet::create`]; [`OutputError::InTheWay`] if results of a workload of another name are there.
     pub fn create_for(place: &Path, name: &str) -> Result<Self, OutputError> {
-        if let Some(other) = workload_of(place).filter(|other| other != name) {
+        if let Some(other) = workload_of(place, "name").filter(|other| other != name) {
             let reason = format!("holds results of another workload, `{other}`, which stay");
             return Err(OutputError::InTheWay { path: place.to_owned(), reason });
         }
         Self::create(place)
+    }
+
+    /// What a user should know before results of the workload with that hash take the place of others: those of a workload that had the same name and
+    /// other contents go.
+    #[must_use]
+    pub fn notice(&self, hash: &str) -> Option<String> {
+        workload_of(&self.place, "hash").filter(|other| other != hash)?;
+        let place = self.place.display();
+        Some(format!(
+            "replaces the results in `{place}`, of a workload with the same name and other contents; `--label` or `--out` keeps both"
+        ))
     }
 
     /// Begins a report that will appear at `place`. It takes the place of an earlier report, and never that of a run, whose log it may be made of.
@@ -289,11 +300,11 @@ fn replaceable(place: &Path) -> Result<(), OutputError> {
     if empty || is_result { Ok(()) } else { in_the_way("is not a whole result") }
 }
 
-/// Name of the workload whose results are at `place`.
-fn workload_of(place: &Path) -> Option<String> {
+/// `name` or `hash` of the workload whose results are at `place`.
+fn workload_of(place: &Path, key: &str) -> Option<String> {
     let summary = fs::read(place.join(MARK)).ok()?;
     let summary: serde_json::Value = serde_json::from_slice(&summary).ok()?;
-    summary["workload"]["name"].as_str().map(str::to_owned)
+    summary["workload"][key].as_str().map(str::to_owned)
 }
 
 /// Whether Headway wrote the page: what is made of a guest's log has a page and no trace.

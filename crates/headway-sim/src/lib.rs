@@ -53,7 +53,7 @@ pub struct SimFaults {
     pub fail_operation: Option<u64>,
     /// Data of every cycle comes late by up to this time.
     pub data_late_max: Nanos,
-    /// The driver wakes late by up to this time for what the dispatcher waits for, unless something else wakes it before.
+    /// The driver wakes late by up to this time for data and for what the dispatcher waits for, unless something else wakes it before.
     pub wake_late_max: Nanos,
 }
 
@@ -238,11 +238,12 @@ impl<P: Payload, L: FnMut(&LogRecord)> Driver<'_, P, L> {
         if self.payload.interrupted() {
             return Err(SimError::Interrupted);
         }
-        let window = self.dispatcher.poll_timeout().map(|due| self.wakes(due));
+        let window = self.dispatcher.poll_timeout();
         let data = self.arrivals.peek().map(|Reverse((at, ..))| *at);
+        let wake = [window, data].into_iter().flatten().min().map(|due| self.wakes(due));
         let engine = self.engines.next_event()?;
         let input = self.run.inputs.get(self.inputs_given).map(|(at, _)| self.run.epoch.saturating_add(*at));
-        let Some(next) = [window, data, engine, input].into_iter().flatten().min() else { return Ok(false) };
+        let Some(next) = [wake, engine, input].into_iter().flatten().min() else { return Ok(false) };
         self.now = self.now.max(next);
         self.engines.advance(self.now);
         // First, so that windows which open now find what is ready now.

@@ -176,6 +176,23 @@ fn late_data_is_told_by_how_much() {
 }
 
 #[test]
+fn a_driver_that_wakes_late_begins_late_what_only_data_wakes_it_for() {
+    let text = "name = \"one\"\n[[stream]]\nid = \"s\"\npacket = \"4 MB\"\nperiod = \"16 ms\"\ndeadline = \"8 ms\"\n\
+                steps = [{ copy = \"host -> gpu\" }]\n";
+    let machine = machine("h200-x1");
+    let workload = workload::parse("one.toml", text).unwrap().value;
+    let plan = plan(&machine, &workload, PlanOptions::default()).unwrap();
+    let misses = |late: u64| {
+        let faults = SimFaults { wake_late_max: Nanos(late), ..SimFaults::default() };
+        let (outcome, log) = logged(&plan, &machine, &Run { faults, ..run_of(&plan, 40) }, &mut Null::full(&plan));
+        assert!(outcome.unwrap().finished);
+        events(&log).filter(|event| matches!(event, DispatchEvent::Missed { .. })).count()
+    };
+    assert_eq!((misses(0), misses(1_000_000)), (0, 0));
+    assert!(misses(50_000_000) > 20);
+}
+
+#[test]
 fn data_that_is_later_than_its_window_makes_packets_miss() {
     let (machine, plan) = one_stream();
     let faults = SimFaults { data_late_max: Nanos(20_000_000), ..SimFaults::default() };

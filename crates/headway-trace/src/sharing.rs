@@ -33,7 +33,7 @@ pub const KIND: &str = "sharing";
 pub struct TaskLogHeader {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// [`KIND`].
+    /// Always `sharing`.
     pub kind: String,
     /// What produced the times.
     pub source: RunSource,

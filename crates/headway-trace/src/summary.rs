@@ -73,7 +73,7 @@ pub struct RunSummary {
     pub servers: Vec<ServerSummary>,
     /// The steps of all pipelines, in the plan's order.
     pub steps: Vec<StepSummary>,
-    /// How the threads that drove the devices were scheduled; `None` in simulations and for older logs.
+    /// How the threads that drove the devices were scheduled; absent in simulations and for older logs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuSummary>,
     /// The bulk transfers, in the plan's order.

@@ -1,5 +1,6 @@
 //! Bounds how long tasks that share two GPUs wait for them.
 
+use headway::plan::PlanOptions;
 use headway::units::{Bytes, Nanos};
 use headway::workload::{JobSegment, SharingTable, TaskDirection, Workload, WorkloadTask, check};
 use headway::{machine, share};
@@ -21,7 +22,7 @@ fn main() -> Result<(), headway::Error> {
         sharing: Some(SharingTable::new(4)),
         ..Workload::new("trackers")
     })?;
-    let report = share::bounds(&machine, &workload)?;
+    let report = share::bounds(&machine, &workload, PlanOptions::default())?;
     println!("{:?}", report.verdict);
     for task in &report.tasks {
         println!("{} waits at most {} in each period of {}", task.id, task.blocking, task.period);

@@ -527,7 +527,7 @@ impl Diagnosis for Failure {
                 "measure the node (`headway measure`), and give its file with `--machine`; or leave out `--others`"
             }
             Self::NotAccepted { .. } => {
-                "`headway plan` shows all servers and steps; a run that is forced (`--force`) begins nevertheless"
+                "`headway plan` shows all servers and steps; a run with `--force`, in programs the option `force`, begins nevertheless"
             }
             Self::Guest(error) => return Some(error.help().to_owned()),
             Self::Workload(error) => return error.help().map(str::to_owned),

@@ -205,7 +205,6 @@ struct ManifestSegment {
 
 /// The backend chosen, with its devices open.
 #[doc(hidden)]
-#[doc(hidden)]
 pub struct Chosen {
     pub source: RunSource,
     pub machine: Machine,
@@ -214,7 +213,6 @@ pub struct Chosen {
 }
 
 /// A run that has ended, with its streams' results in the outlet.
-#[doc(hidden)]
 #[doc(hidden)]
 pub struct Ran {
     pub log: RunLog,
@@ -349,7 +347,6 @@ fn set_seed(plan: &mut Plan, seed: u64) {
 ///
 /// # Errors
 /// [`Error`].
-#[doc(hidden)]
 #[doc(hidden)]
 pub fn execute(
     chosen: &mut Chosen,

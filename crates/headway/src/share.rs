@@ -9,7 +9,7 @@ use headway_core::files::machine::{EndpointId, EndpointKind, Machine, RouteId};
 use headway_core::files::workload::{SharingTable, Workload, WorkloadTask};
 use headway_core::interconnect::Network;
 use headway_core::plan::Named;
-use headway_core::plan::planner::PlanError;
+use headway_core::plan::planner::{PlanError, PlanOptions};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use serde::Serialize;
 
@@ -89,8 +89,11 @@ struct Used {
 ///
 /// # Errors
 /// `ErrorKind::File` where the workload has no tasks, names a GPU that the machine does not have, or needs a route that is not
-/// there; `ErrorKind::Plan` if a route has no rate; `ErrorKind::Options` for a machine beside other programs.
-pub fn bounds(machine: &Machine, workload: &Loaded<Workload>) -> Result<SharingReport, Error> {
+/// there; `ErrorKind::Plan` if a route has no rate; `ErrorKind::Options` for a machine beside other programs, and for a strategy.
+pub fn bounds(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions) -> Result<SharingReport, Error> {
+    if options.strategy.is_some() {
+        return Err(Failure::Options(NO_STRATEGY).into());
+    }
     if machine.others > 0 {
         return Err(Failure::Options(NO_OTHERS).into());
     }
@@ -100,6 +103,9 @@ pub fn bounds(machine: &Machine, workload: &Loaded<Workload>) -> Result<SharingR
     };
     Ok(model(machine, workload, sharing)?.report)
 }
+
+/// Why tasks have no strategy of a plan.
+pub(crate) const NO_STRATEGY: &str = "tasks that share GPUs have no `--strategy`: `[sharing]` says how they do it";
 
 /// Why tasks are not planned beside others.
 pub(crate) const NO_OTHERS: &str =
@@ -304,7 +310,7 @@ mod tests {
                         segments = [{ compute = \"klt\", time = \"3 ms\" }]\n";
 
     fn of(machine: &str, text: &str) -> Result<SharingReport, Error> {
-        bounds(&crate::machine::open(machine).unwrap(), &parse("t.toml", text).unwrap())
+        bounds(&crate::machine::open(machine).unwrap(), &parse("t.toml", text).unwrap(), PlanOptions::default())
     }
 
     #[test]

@@ -16,9 +16,9 @@ pub(super) const INTRODUCTION: &str = "\
 
 <!-- Written by `cargo xtask json` from the types; edit their comments. -->
 
-Commands take `--format json` and print one document with a `schema` number; within a number fields are only added. Three print no document of
-their own: `exec` becomes the program that it starts, `man` without `--out` prints a page, `completions` prints a script. Their errors are
-documents, too. Progress and warnings go to stderr; `--quiet` leaves them out. Machine and workload files are described in [Files](files.md).
+Commands take `--format json` and print one document with a `schema` number; within a number fields are only added. Four print no document of
+their own: `exec` becomes the program that it starts, `broker` prints lines on the standard error, `man` without `--out` prints a page,
+`completions` prints a script. Their errors are documents, too. Progress and warnings go to stderr; `--quiet` leaves them out. Machine and workload files are described in [Files](files.md).
 
 Each table is an object, with the names, types and units that the program writes. A linked type is an object with a table of its own. A field
 \"or null\" is always there and may be null; a field \"or absent\" is left out where it does not apply. \"Anything\" has no fixed form. A type

@@ -379,7 +379,7 @@ impl<'a> Field<'a> {
             DeValue::Float(number) => number.as_str(),
             _ => return Err(self.mistyped("a text with a unit", &format!("\"{example}\""))),
         };
-        text.parse().map_err(|error| self.unit_error(text, &error))
+        text.parse().map_err(|error| self.unit_error(&error))
     }
 
     /// The value as a time of any length.
@@ -419,21 +419,25 @@ impl<'a> Field<'a> {
         self.above_zero(RATE_MAX, "1000000 GB/s", example)
     }
 
-    fn unit_error(&self, text: &str, error: &UnitError) -> FileError {
+    fn unit_error(&self, error: &UnitError) -> FileError {
         let (key, excerpt) = (&self.key, self.excerpt());
         match error {
             UnitError::NoUnit { text, unit } => {
                 self.error(format!("`{excerpt}` has no unit"), Some(format!("write `{key} = \"{text} {unit}\"`")))
             }
-            UnitError::NoNumber { example, .. } => {
-                let fact = if text.trim().starts_with('-') { "is negative" } else { "does not start with a number" };
+            UnitError::Negative { example, .. } | UnitError::NoNumber { example, .. } => {
+                let is_negative = matches!(error, UnitError::Negative { .. });
+                let fact = if is_negative { "is negative" } else { "does not start with a number" };
                 let help = format!("write for example `{key} = \"{example}\"`");
                 self.error(format!("`{excerpt}` {fact}"), Some(help))
             }
             UnitError::UnknownUnit { unit, expected } => self
                 .error(format!("`{excerpt}` has the unknown unit `{unit}`"), Some(format!("units here: {expected}"))),
-            UnitError::NotWhole { smallest, .. } => {
-                let help = "Headway counts in integers and does not round what you write".to_owned();
+            UnitError::Frequency { time, .. } => {
+                self.error(format!("`{excerpt}` is a frequency"), Some(format!("as a time it is `{key} = \"{time}\"`")))
+            }
+            UnitError::NotWhole { smallest, nearest, .. } => {
+                let help = format!("the nearest is `{key} = \"{nearest}\"`");
                 self.error(format!("`{excerpt}` is not a whole number of {smallest}"), Some(help))
             }
             UnitError::TooLarge { .. } => {

@@ -204,14 +204,14 @@ impl DriverReason {
 pub struct GuestLogStart {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// [`KIND`].
+    /// Always `guest`.
     pub kind: String,
     /// Version of Headway.
     pub version: String,
     pub pid: u32,
     /// Its program and arguments, cut after 1,024 bytes.
     pub command: Vec<String>,
-    /// Options of the guest, as [`super::guest::GuestOptions`] writes them.
+    /// Options of the guest, as `headway exec` gives them to the library.
     pub options: String,
     /// When the log began, in nanoseconds since 1970.
     pub began_unix: Nanos,

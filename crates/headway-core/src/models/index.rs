@@ -18,11 +18,11 @@ macro_rules! index {
     };
 }
 
-index!(/// A position in [`crate::files::machine::Machine::endpoints`].
+index!(/// A position in the machine's endpoints.
     EndpointId);
-index!(/// A position in [`crate::files::machine::Machine::capacities`].
+index!(/// A position in the machine's capacities.
     CapacityId);
-index!(/// A position in [`crate::files::machine::Machine::engines`].
+index!(/// A position in the machine's engines.
     EngineId);
-index!(/// A position in [`crate::files::machine::Machine::routes`].
+index!(/// A position in the machine's routes.
     RouteId);

@@ -8,7 +8,7 @@ use crate::units::Bytes;
 /// A stream whose kernels come from modules. Each packet is a job of its own and has no header; each step has one operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WholePackets {
-    /// The stream, by position in [`super::Plan::streams`].
+    /// The stream, by position in the plan's streams.
     pub stream: u32,
     /// Size of what each step gets of a packet, and of what the last one leaves.
     pub sizes: Vec<Bytes>,

@@ -11,7 +11,7 @@ use crate::units::Bytes;
 /// Each part of a packet is at one place at a time. What a cycle gathers of a part is a block of its own, with one portion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parted {
-    /// The stream, by position in [`super::Plan::streams`].
+    /// The stream, by position in the plan's streams.
     pub stream: u32,
     /// Bytes of each part in a packet.
     pub parts: Vec<Bytes>,

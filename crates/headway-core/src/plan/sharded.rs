@@ -14,7 +14,7 @@ use crate::units::Bytes;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "Logged", try_from = "Logged")]
 pub struct Sharded {
-    /// The stream, by position in [`super::Plan::streams`].
+    /// The stream, by position in the plan's streams.
     pub stream: u32,
     /// How its packets are divided.
     pub sharding: Sharding,

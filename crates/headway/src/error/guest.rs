@@ -87,6 +87,9 @@ impl GuestError {
             Self::Start { program, .. } if ["on", "off", "always", "auto", "never"].contains(&program.as_str()) => {
                 "the value of an option follows `=`, as in `--fast=off`, `--aside=always` and `--yield=never`"
             }
+            Self::Start { program, .. } if program.parse::<Bytes>().is_ok() => {
+                "the value of an option follows `=`, as in `--pin-once=4GB` and `--yield=4MiB`"
+            }
             Self::Start { .. } => "check the command behind `--`; it is looked for in `$PATH`",
         }
     }
@@ -110,6 +113,10 @@ mod tests {
         let help = |program: &str| {
             GuestError::Start { program: program.to_owned(), source: io::ErrorKind::NotFound.into() }.help()
         };
-        assert!(help("off").contains("`--fast=off`") && help("progam").contains("behind `--`"));
+        assert!(
+            help("off").contains("`--fast=off`")
+                && help("4 MiB").contains("`--yield=4MiB`")
+                && help("progam").contains("behind `--`")
+        );
     }
 }

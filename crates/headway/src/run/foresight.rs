@@ -56,12 +56,16 @@ pub(super) fn available() -> Option<Bytes> {
 /// How long one CPU of this computer works for the copies and kernels of a run, with the bytes of the kernels.
 pub(super) struct Labour {
     copied: Nanos,
+    moved: u128,
     computed: Nanos,
     bytes: u128,
 }
 
 /// Bytes that a rate is measured with.
 const SAMPLE: usize = 64 << 10;
+
+/// Bytes of copies for which a simulation is worth a word, as they take longer than [`PATIENCE`].
+const MANY: u128 = 10 << 30;
 
 /// Shortest estimate that is worth a word.
 const PATIENCE: Nanos = Nanos(10_000_000_000);
@@ -81,7 +85,7 @@ impl Labour {
                 .sum();
             copied += bytes * u128::from(cycles);
         }
-        let mut labour = Self { copied: time(copied, copying()), computed: Nanos::ZERO, bytes: 0 };
+        let mut labour = Self { copied: time(copied, copying()), moved: copied, computed: Nanos::ZERO, bytes: 0 };
         let mut rates = BTreeMap::new();
         for kernel in kernels.all() {
             let is_divided =
@@ -112,6 +116,10 @@ impl Labour {
                  again, shared by {cpus} CPUs; `--time-only` leaves both out",
                 whole(self.computed),
                 Bytes(u64::try_from(self.bytes).unwrap_or(u64::MAX))
+            )),
+            RunSource::Sim if self.moved > MANY => Some(format!(
+                "this computer moves {} for the copies and compares what comes out; `--time-only` leaves both out",
+                Bytes(u64::try_from(self.moved).unwrap_or(u64::MAX))
             )),
             RunSource::Emu => {
                 let needed = self.copied.saturating_add(self.computed);
@@ -175,10 +183,13 @@ mod tests {
     #[test]
     fn a_notice_is_given_where_a_computer_is_slow_and_not_where_it_is_fast() {
         let second = Nanos(1_000_000_000);
-        let labour = |seconds: u64| Labour { copied: second, computed: second * seconds, bytes: 1 << 30 };
+        let labour =
+            |seconds: u64| Labour { copied: second, moved: 1 << 30, computed: second * seconds, bytes: 1 << 30 };
         assert_eq!(labour(9).notice(RunSource::Sim, second, 2), None);
         let text = labour(30).notice(RunSource::Sim, second, 2).unwrap();
         assert!(text.contains("about 30 s") && text.contains("`--time-only`"), "{text}");
+        let many = Labour { moved: MANY + 1, ..labour(0) }.notice(RunSource::Sim, second, 2).unwrap();
+        assert!(many.contains("GB") && many.contains("`--time-only`"), "{many}");
         // Three seconds of work in four seconds of two CPUs are well below one half.
         assert_eq!(labour(2).notice(RunSource::Emu, second * 4, 2), None);
         let text = labour(4).notice(RunSource::Emu, second * 4, 2).unwrap();

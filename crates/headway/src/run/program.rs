@@ -267,6 +267,9 @@ impl Program {
         let (options, source) = (&options, chosen.source);
         let place = options.place(&plan.workload.name, source);
         let outlet = Outlet::create_for(&place, &plan.workload.name)?;
+        if let Some(notice) = outlet.notice(&plan.workload.hash.to_string()) {
+            (options.notify)(&notice);
+        }
         let mut ran = carry_out(&mut chosen, &plan, &workload.value, options, &outlet, bound, &mut progress)
             .map_err(|error| located(error, &plan, &workload))?;
         let padded = ran.intake.shares().iter().filter(|share| share.padding > 0).count();

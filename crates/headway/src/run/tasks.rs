@@ -73,9 +73,7 @@ pub fn run(
         return Err(Failure::Options("the workload has no tasks that share GPUs").into());
     };
     if options.strategy.is_some() {
-        return Err(
-            Failure::Options("tasks that share GPUs have no `--strategy`: `[sharing]` says how they do it").into()
-        );
+        return Err(Failure::Options(share::NO_STRATEGY).into());
     }
     if options.others > 0 {
         return Err(Failure::Options(share::NO_OTHERS).into());
@@ -92,6 +90,9 @@ pub fn run(
     }
     let place = options.place(&workload.value.name, source);
     let outlet = Outlet::create_for(&place, &workload.value.name)?;
+    if let Some(notice) = outlet.notice(&workload.value.hash.to_string()) {
+        (options.notify)(&notice);
+    }
     let seed = options.seed.unwrap_or(workload.value.seed);
     let ran = match source {
         RunSource::Sim => simulated::run(&model, workload, sharing, options, seed, &mut progress)?,

@@ -55,7 +55,7 @@ pub enum DispatchInput {
         /// What becomes of it if it does not fit.
         otherwise: Otherwise,
     },
-    /// The time that [`super::Dispatcher::poll_timeout`] asked for has come.
+    /// The time at which the dispatcher wanted to be called has come.
     Timeout,
 }
 

@@ -36,7 +36,7 @@ impl ClusterParameters {
     }
 }
 
-/// What an [`super::Arbiter`] is made from.
+/// What an arbiter is made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArbiterParameters {
     pub clusters: Vec<ClusterParameters>,

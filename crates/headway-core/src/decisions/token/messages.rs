@@ -86,8 +86,8 @@ pub enum TokenEvent {
 pub enum TokenRefused {
     /// The parameters leave a request without room, or there is nothing to share.
     #[error(
-        "{cpus} CPUs and {per_gpu} tokens on each of {gpus} GPUs do not work in mode {mode:?}: \
-             at least one of each, at most 1024, and room in the FIFOs for all that may enter"
+        "{cpus} CPUs and {per_gpu} tokens on each of {gpus} GPUs do not work in mode {mode}: \
+             there are from 1 to 1024 of each, and the FIFOs have room for all that may enter"
     )]
     Parameters {
         /// `m`.

@@ -21,8 +21,7 @@ pub struct Sharding {
     /// A multiple of [`LAUNCH_ALIGN`]: the summaries of all items lie in one buffer without gaps, and each GPU's first kernel writes into
     /// it from its own first item on.
     pub summary: Bytes,
-    /// Operations of the first kernel, as [`crate::files::machine::KernelCost::with_operations`] counts them; `None` = its cost depends on
-    /// its bytes only.
+    /// Operations of the first kernel for each pixel; `None` = its cost depends on its bytes only.
     pub operations: Option<u32>,
     /// Packets after which the data repeats: buffers of the ring that is filled before a run.
     pub ring: u32,

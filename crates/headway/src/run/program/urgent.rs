@@ -90,6 +90,12 @@ impl UrgentCopies {
         Ok(Self { name: name.to_owned(), pipeline, urgent, path, gpus, requests: requests.clone(), home: Home::here() })
     }
 
+    /// The most bytes of one copy, as the workload says.
+    #[must_use]
+    pub fn bytes_max(&self) -> Bytes {
+        self.urgent.bytes
+    }
+
     /// New memory of `bytes` bytes where such copies begin.
     ///
     /// # Errors
