@@ -343,6 +343,13 @@ fn ids_are_names_and_unique_over_the_file() {
         "`id = \"lo g\"` is not a name",
         "names have 1 to 64 letters, digits and `_`, `-`, `.`, `:`, `/`",
     );
+    check(
+        "id = \"log\"",
+        "id = \"\"",
+        (19, 6, 2),
+        "`id = \"\"` is not a name",
+        "names have 1 to 64 letters, digits and `_`, `-`, `.`, `:`, `/`",
+    );
     check("id = \"log\"\n", "", (18, 1, 10), "[[stream]] has no `id`", "add `id = \"a\"`");
 }
 

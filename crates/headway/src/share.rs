@@ -142,7 +142,11 @@ fn used(machine: &Machine, workload: &Loaded<Workload>, sharing: &SharingTable) 
                 let found = machine.endpoint(name).filter(|id| machine.endpoints[id.at()].kind == EndpointKind::Gpu);
                 let Some(gpu) = found else {
                     let message = format!("`{name}` is no GPU of machine `{}`", machine.name);
-                    return Err(at("sharing.gpus", message, "name GPUs of the machine file"));
+                    return Err(at(
+                        "sharing.gpus",
+                        message,
+                        "name GPUs of this machine, or choose another with `--machine`",
+                    ));
                 };
                 if gpus.contains(&gpu) {
                     return Err(at("sharing.gpus", format!("`{name}` is named twice"), "name each GPU once"));

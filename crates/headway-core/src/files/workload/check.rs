@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use super::application::Application;
-use super::fault::{Part, SameId, WorkloadError};
+use super::fault::{Part, WorkloadError, WrongId};
 use super::module_kernel::check_module;
 use super::texts::{BLOCKS, COPY_ENGINES, CPUS, QUEUES, SEEDS, SEGMENTS, TOKENS, time};
 use super::{Message, ModuleKernel, ServerDemand, Stream, Unplanned, UnplannedKind, Workload, WorkloadTask};
@@ -92,11 +92,11 @@ impl Workload {
     fn check_ids(&self) -> Result<(), WorkloadError> {
         let mut ids: BTreeMap<&str, (u32, &str)> = BTreeMap::new();
         for (second, part) in (0..).zip(self.parts()) {
-            part.name("id", part.id)?;
+            part.name("id", part.id).map_err(|error| error.of_id(WrongId::NoName(second)))?;
             if let Some((first, other)) = ids.insert(part.id, (second, part.table)) {
                 let fact = format!("a {other} is already called `{}`", part.id);
                 let help = "give each stream, message, demand and task its own id";
-                return Err(part.error("", fact, help).of_same_id(SameId { first, second }));
+                return Err(part.error("", fact, help).of_id(WrongId::Same { first, second }));
             }
         }
         // On file systems that do not tell them apart, the results of both would be one file.

@@ -18,8 +18,8 @@ pub struct WorkloadError {
     value: Option<String>,
     fact: String,
     help: Option<String>,
-    /// The numbers of two parts that have one id, in the order of the file.
-    same_id: Option<SameId>,
+    /// Which ids are wrong, where no path leads to them.
+    wrong_id: Option<WrongId>,
 }
 
 /// What of a place an error in a file points at.
@@ -30,10 +30,11 @@ pub(super) enum Caret {
     Key,
 }
 
+/// Ids by their numbers in the order of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SameId {
-    pub(super) first: u32,
-    pub(super) second: u32,
+pub(super) enum WrongId {
+    NoName(u32),
+    Same { first: u32, second: u32 },
 }
 
 impl WorkloadError {
@@ -41,7 +42,7 @@ impl WorkloadError {
     #[must_use]
     pub fn new(place: &str, fact: impl Into<String>, help: Option<String>) -> Self {
         let (place, fact) = (place.to_owned(), fact.into());
-        Self { place, caret: Caret::Value, value: None, fact, help, same_id: None }
+        Self { place, caret: Caret::Value, value: None, fact, help, wrong_id: None }
     }
 
     /// The error, in a file at the key and not at its value.
@@ -50,8 +51,8 @@ impl WorkloadError {
         Self { caret: Caret::Key, ..self }
     }
 
-    pub(super) fn of_same_id(self, same_id: SameId) -> Self {
-        Self { same_id: Some(same_id), ..self }
+    pub(super) fn of_id(self, wrong_id: WrongId) -> Self {
+        Self { wrong_id: Some(wrong_id), ..self }
     }
 
     /// The part that is wrong, as [`super::parse_with`] names parts; empty for the whole workload.
@@ -78,7 +79,7 @@ impl WorkloadError {
 
     /// The error at its place in the file that says `loaded`; `ids` are the places of all ids in the order of the file.
     pub(super) fn in_file(&self, loaded: &Loaded<Workload>, ids: &[Range<usize>]) -> FileError {
-        if let Some(SameId { first, second }) = self.same_id {
+        if let Some(WrongId::Same { first, second }) = self.wrong_id {
             let line = loaded.source.error(ids[first as usize].clone(), "", None).line;
             return loaded.source.error(
                 ids[second as usize].clone(),
@@ -87,8 +88,9 @@ impl WorkloadError {
             );
         }
         let written = self.value.as_ref().map(|value| loaded.excerpt(&self.place).unwrap_or(value.as_str()));
-        let span = match (self.caret, loaded.spans.get(&self.place)) {
-            (Caret::Key, Some(span)) => span.key.clone(),
+        let span = match (self.wrong_id, self.caret, loaded.spans.get(&self.place)) {
+            (Some(WrongId::NoName(number)), ..) => ids[number as usize].clone(),
+            (None, Caret::Key, Some(span)) => span.key.clone(),
             (..) => loaded.span_of(&self.place),
         };
         loaded.source.error(span, self.message_of(written), self.help.clone())
