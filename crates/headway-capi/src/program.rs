@@ -10,8 +10,7 @@ use headway::copy::Access;
 use headway::flow::FlowPlace;
 use headway::fork::{Home, at_home};
 use headway::run::{
-    Backend, CallbackResult, Program, ProgramError, RunEvent, RunEvents, RunOptions, UrgentCopies, UrgentCopy,
-    UrgentReport,
+    Backend, CallbackResult, Program, RunEvent, RunEvents, RunOptions, UrgentCopies, UrgentCopy, UrgentReport,
 };
 use headway::units::{Bytes, Nanos};
 use headway::{Error, Failure, workload};
@@ -368,10 +367,7 @@ pub unsafe extern "C" fn headway_urgent_open(
     let Some(name) = (unsafe { text(name) }) else { return invalid("name is null") };
     of.with(|program| {
         let copies = program.urgent(&name)?;
-        if bytes == 0 || bytes as u64 > copies.bytes_max().0 {
-            let (asked, max) = (Bytes(bytes as u64), copies.bytes_max());
-            return Err(ProgramError::TooLarge { name, asked, room: asked, max }.into());
-        }
+        copies.check_size(Bytes(bytes as u64), Bytes(bytes as u64))?;
         let (from, to) = (copies.from_place(bytes)?, copies.to_place(bytes)?);
         // SAFETY: the caller's promise.
         unsafe { urgent.write(Box::into_raw(Box::new(UrgentHandle { home: of.home, copies, from, to }))) };

@@ -325,10 +325,14 @@ fn outputs(plan: &Plan, log: &RunLog, outlet: &Outlet) -> Result<Vec<(String, u6
 }
 
 impl RunOptions {
-    /// Where the results go; if nobody says, into a folder of the workload's name, whatever that holds.
-    fn place(&self, workload: &str, source: RunSource) -> PathBuf {
-        let usual = || Path::new("out").join(format!("{}-{source}{}", file_name(workload), file_name(&self.label)));
-        self.out.clone().unwrap_or_else(usual)
+    /// Begins the folder of results: the one that was asked for, or one of the workload's name. Results of other contents that it replaces are told of.
+    fn outlet(&self, name: &str, hash: &str, source: RunSource) -> Result<Outlet, Error> {
+        let usual = || Path::new("out").join(format!("{}-{source}{}", file_name(name), file_name(&self.label)));
+        let outlet = Outlet::create_for(&self.out.clone().unwrap_or_else(usual), name)?;
+        if let Some(notice) = outlet.notice(hash) {
+            (self.notify)(&notice);
+        }
+        Ok(outlet)
     }
 }
 

@@ -8,8 +8,8 @@ use headway_core::files::error::Loaded;
 use headway_core::files::machine::{EndpointId, EndpointKind, Machine, RouteId};
 use headway_core::files::workload::{SharingTable, Workload, WorkloadTask};
 use headway_core::interconnect::Network;
-use headway_core::plan::Named;
 use headway_core::plan::planner::{PlanError, PlanOptions};
+use headway_core::plan::{Named, Strategy};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use serde::Serialize;
 
@@ -91,12 +91,7 @@ struct Used {
 /// `ErrorKind::File` where the workload has no tasks, names a GPU that the machine does not have, or needs a route that is not
 /// there; `ErrorKind::Plan` if a route has no rate; `ErrorKind::Options` for a machine beside other programs, and for a strategy.
 pub fn bounds(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions) -> Result<SharingReport, Error> {
-    if options.strategy.is_some() {
-        return Err(Failure::Options(NO_STRATEGY).into());
-    }
-    if machine.others > 0 {
-        return Err(Failure::Options(NO_OTHERS).into());
-    }
+    refuse_of_plans(options.strategy, machine.others)?;
     let Some(sharing) = &workload.value.sharing else {
         let help = Some("add a `[[task]]` and a `[sharing]` table".to_owned());
         return Err(error_at(workload, "", "the workload has no tasks that share GPUs", help));
@@ -104,12 +99,18 @@ pub fn bounds(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptio
     Ok(model(machine, workload, sharing)?.report)
 }
 
-/// Why tasks have no strategy of a plan.
-pub(crate) const NO_STRATEGY: &str = "tasks that share GPUs have no `--strategy`: `[sharing]` says how they do it";
-
-/// Why tasks are not planned beside others.
-pub(crate) const NO_OTHERS: &str =
-    "`--others` is for streams and messages; tasks share their GPUs with those of other programs by `headway broker`";
+/// Refuses options of plans that tasks do not have.
+pub(crate) fn refuse_of_plans(strategy: Option<Strategy>, others: u32) -> Result<(), Error> {
+    if strategy.is_some() {
+        let why = "tasks that share GPUs have no `--strategy`: `[sharing]` says how they do it";
+        return Err(Failure::Options(why).into());
+    }
+    if others > 0 {
+        let why = "`--others` is for streams and messages; tasks share their GPUs with those of other programs by `headway broker`";
+        return Err(Failure::Options(why).into());
+    }
+    Ok(())
+}
 
 /// What [`bounds`] rests on, for whoever runs the tasks.
 pub(crate) struct Model {

@@ -16,7 +16,7 @@ use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::Plan;
 use headway_core::plan::planner::PlanOptions;
 use headway_core::units::Nanos;
-use headway_runtime::outlet::{MARK, Outlet};
+use headway_runtime::outlet::MARK;
 use headway_runtime::program::{CallbackFailure, Callbacks, GivePacket, TakePacket, may_be_given};
 use headway_runtime::wall::Requests;
 use serde::Serialize;
@@ -265,11 +265,7 @@ impl Program {
         at_home(self.home, "the program")?;
         let Self { workload, options, mut chosen, plan, mut warnings, bound, home: _ } = self;
         let (options, source) = (&options, chosen.source);
-        let place = options.place(&plan.workload.name, source);
-        let outlet = Outlet::create_for(&place, &plan.workload.name)?;
-        if let Some(notice) = outlet.notice(&plan.workload.hash.to_string()) {
-            (options.notify)(&notice);
-        }
+        let outlet = options.outlet(&plan.workload.name, &plan.workload.hash, source)?;
         let mut ran = carry_out(&mut chosen, &plan, &workload.value, options, &outlet, bound, &mut progress)
             .map_err(|error| located(error, &plan, &workload))?;
         let padded = ran.intake.shares().iter().filter(|share| share.padding > 0).count();

@@ -16,7 +16,7 @@ use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::Named;
 use headway_device::DeviceError;
 use headway_device::work::Library;
-use headway_runtime::outlet::{MARK, Outlet, OutputError};
+use headway_runtime::outlet::{MARK, OutputError};
 use headway_trace::sharing::{CompletedJob, JobBounds, KIND, SCHEMA, SharingSummary, TaskHead, TaskLog, TaskLogHeader};
 use serde::Serialize;
 
@@ -72,12 +72,7 @@ pub fn run(
     let Some(sharing) = &workload.value.sharing else {
         return Err(Failure::Options("the workload has no tasks that share GPUs").into());
     };
-    if options.strategy.is_some() {
-        return Err(Failure::Options(share::NO_STRATEGY).into());
-    }
-    if options.others > 0 {
-        return Err(Failure::Options(share::NO_OTHERS).into());
-    }
+    share::refuse_of_plans(options.strategy, options.others)?;
     if options.cpu_class != RequestedClass::Auto {
         return Err(Failure::Options("tasks that share GPUs run as ordinary threads: leave out `--cpu-class`").into());
     }
@@ -88,11 +83,7 @@ pub fn run(
     if source == RunSource::Sim {
         warnings.extend(unknown_kernel(&workload.value, options.library.as_ref()));
     }
-    let place = options.place(&workload.value.name, source);
-    let outlet = Outlet::create_for(&place, &workload.value.name)?;
-    if let Some(notice) = outlet.notice(&workload.value.hash.to_string()) {
-        (options.notify)(&notice);
-    }
+    let outlet = options.outlet(&workload.value.name, &workload.value.hash, source)?;
     let seed = options.seed.unwrap_or(workload.value.seed);
     let ran = match source {
         RunSource::Sim => simulated::run(&model, workload, sharing, options, seed, &mut progress)?,

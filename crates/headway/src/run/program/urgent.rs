@@ -90,10 +90,16 @@ impl UrgentCopies {
         Ok(Self { name: name.to_owned(), pipeline, urgent, path, gpus, requests: requests.clone(), home: Home::here() })
     }
 
-    /// The most bytes of one copy, as the workload says.
-    #[must_use]
-    pub fn bytes_max(&self) -> Bytes {
-        self.urgent.bytes
+    /// Whether the workload allows one copy of `bytes` bytes, whose ends have room for `room`.
+    ///
+    /// # Errors
+    /// `ErrorKind::Options` if it does not.
+    pub fn check_size(&self, bytes: Bytes, room: Bytes) -> Result<(), Error> {
+        let max = self.urgent.bytes;
+        if bytes > room.min(max) || bytes == Bytes(0) {
+            return Err(ProgramError::TooLarge { name: self.name.clone(), asked: bytes, room, max }.into());
+        }
+        Ok(())
     }
 
     /// New memory of `bytes` bytes where such copies begin.
@@ -136,10 +142,7 @@ impl UrgentCopies {
             return Err(ProgramError::Ends { name: name(), path }.into());
         }
         let room = |place: &FlowPlace| place.buffer.len().saturating_sub(place.offset) as u64;
-        let room = Bytes(room(&from).min(room(&to)));
-        if bytes > room.min(self.urgent.bytes) || bytes == Bytes(0) {
-            return Err(ProgramError::TooLarge { name: name(), asked: bytes, room, max: self.urgent.bytes }.into());
-        }
+        self.check_size(bytes, Bytes(room(&from).min(room(&to))))?;
         let deadline = deadline.unwrap_or(self.urgent.deadline);
         let ends = CopyEnds { from: from.buffer, from_offset: from.offset, to: to.buffer, to_offset: to.offset };
         let request = UrgentRequest {
