@@ -311,11 +311,10 @@ fn nothing_is_said_to_a_broker_of_another_user() {
     fs::create_dir(&place).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     chown(&place, Some(NOBODY), None).unwrap();
-    // Where the other user can read it.
-    let program = folder.path().join("program");
-    fs::copy(env::current_exe().unwrap(), &program).unwrap();
     let socket = place.join("broker");
-    let mut command = Command::new(&program);
+    // The other user may have no way to the folder of this program. A copy could not be run while a child that another thread has just
+    // forked still has it open for writing.
+    let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", "impostor", "--nocapture", "--test-threads=1"]).env("PLACE_SOCKET", &socket);
     let _impostor = Other::start(command.uid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::null()));
     wait_until("the impostor listens", || Socket::connect(&socket).is_ok());

@@ -2,12 +2,11 @@
 
 use std::fs;
 use std::io::pipe;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
 use crate::common::{
-    Answer, command, fails, headway, is_one_error, on_a_small_disk, place, told_to_end, tree, with_more_rights,
+    Answer, command, fails, headway, install, is_one_error, on_a_small_disk, place, told_to_end, tree, with_more_rights,
 };
 
 const ENCRYPT: &str = "workloads/encrypt.toml";
@@ -433,9 +432,9 @@ fn counts_of_a_statically_linked_program_are_answered_with_why_there_are_none() 
     program[32..40].copy_from_slice(&64u64.to_le_bytes());
     program[54..58].copy_from_slice(&[56, 0, 1, 0]);
     program[64] = 1;
-    let path = place.path().join("static");
-    fs::write(&path, program).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let headers = place.path().join("headers");
+    fs::write(&headers, program).unwrap();
+    install(&headers, &place.path().join("static"));
     let counted = headway(place.path(), &["exec", "--stats", "--", "./static"]);
     assert!(counted.err.contains("`./static` is statically linked, so no library is loaded into it"), "{counted:?}");
     assert!(!headway(place.path(), &["exec", "--", "./static"]).err.contains("statically linked"));

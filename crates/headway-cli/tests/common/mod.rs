@@ -44,13 +44,19 @@ pub(crate) fn command(folder: &Path) -> Command {
     command
 }
 
+/// Makes a copy of the file `from` that can be run. Another process writes it. If this process did, a child that another thread starts
+/// just then would have the file open for writing too, and to run it would fail with `ETXTBSY`.
+pub(crate) fn install(from: &Path, to: &Path) {
+    let status = Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap();
+    assert!(status.success(), "{status}");
+}
+
 /// Has `command` find a script in `folder` in place of NVIDIA's program for MPS, and no other daemon of this computer.
 pub(crate) fn fake_mps(command: &mut Command, folder: &Path) {
     let script = folder.join("bin/nvidia-cuda-mps-control");
     if !script.exists() {
         fs::create_dir(script.parent().unwrap()).unwrap();
-        fs::write(&script, include_str!("fake-mps.sh")).unwrap();
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        install(&root().join("crates/headway-cli/tests/common/fake-mps.sh"), &script);
     }
     let path = format!("{}:{}", folder.join("bin").display(), std::env::var("PATH").unwrap());
     command.env("PATH", path).env("FAKE_MPS", "works").env("FAKE_MPS_RECORD", folder.join("record"));
@@ -60,7 +66,7 @@ pub(crate) fn fake_mps(command: &mut Command, folder: &Path) {
 /// A copy of `headway`, in this folder, that gives who runs it the rights of another group; `None` if this user cannot make one.
 pub(crate) fn with_more_rights(folder: &Path) -> Option<PathBuf> {
     let program = folder.join("headway");
-    fs::copy(crate::PROGRAM, &program).unwrap();
+    install(Path::new(crate::PROGRAM), &program);
     if chown(&program, None, Some(1)).is_err() {
         println!("skipped: only root gives a file to another group");
         return None;
