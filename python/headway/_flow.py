@@ -14,7 +14,7 @@ from headway import _native
 from headway._errors import OptionError
 from headway._native import FlowReport
 from headway._tickets import until_done
-from headway._units import Size, Time, nanoseconds, nbytes
+from headway._units import Size, Time, nanoseconds, nbytes, path_text
 
 if TYPE_CHECKING:
     from headway._machine import Machine
@@ -242,6 +242,6 @@ def open_flow(
         deadline_ns,
         on_miss,
         promised,
-        None if broker is None or broker is False else "" if broker is True else os.fspath(broker),
+        None if broker is None or broker is False else "" if broker is True else path_text(broker, "broker"),
     )
     return Flow(native, name)

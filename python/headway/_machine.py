@@ -114,7 +114,7 @@ class Machine:
         Raises:
             Refused: It cannot be promised: whose deadline would suffer, and what would help.
             ArrayError: An array cannot be copied as it is, or the contract is not for such arrays.
-            OptionError: A time is none or missing, or the name is taken.
+            OptionError: A time is none or missing, the name is taken, or `broker` is no path.
             GpuError: There is no driver, or no GPU.
             HeadwayError: There is no such broker.
         """
@@ -157,9 +157,10 @@ def node(path: str | os.PathLike[str] | None = None) -> Machine:
 
     Raises:
         NotFound: This machine was not measured yet.
+        OptionError: `path` is no path.
         MachineError: The file is wrong, at a `place`.
     """
-    file = os.fspath(_native.node_file() if path is None else path)
+    file = _native.node_file() if path is None else path_text(path, "path")
     if not os.path.exists(file):
         raise NotFound(
             f"this machine was not measured: there is no `{file}`",

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,6 +19,7 @@ from headway._units import Time, is_a, nanoseconds
 from headway._workload import Workload
 
 _PPM = 1_000_000
+_MOST_SEEDS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -118,18 +120,21 @@ class Plan:
         same times. The interpreter's lock is released meanwhile, all CPUs are used, and Ctrl-C ends it.
 
         Args:
-            seeds: How many seeds, from 1 on, or the seeds themselves.
+            seeds: How many seeds, from 1 on, or the seeds themselves; at most a million.
             duration: How long packets arrive, such as `"2 s"`, or nanoseconds; `None` = what the workload says.
             kernel_min: Kernels take between this share of their worst case and all of it, as the seed draws; `None` = all of it.
             data_late: Packets come late by up to this time.
             driver_late: The program that submits copies is late by up to this time.
 
         Raises:
-            OptionError: Nothing arrives in that time, or there is no seed.
+            OptionError: Nothing arrives in that time, or there is no seed or too many.
         """
         if is_a(seeds, str) or not is_a(seeds, Integral, Iterable):
             raise OptionError(f"`seeds` is a number of seeds, or the seeds themselves, not `{seeds!r}`")
-        chosen = list(seeds) if isinstance(seeds, Iterable) else list(range(1, int(seeds) + 1))
+        given = seeds if isinstance(seeds, Iterable) else range(1, int(seeds) + 1)
+        chosen = list(islice(given, _MOST_SEEDS + 1))
+        if len(chosen) > _MOST_SEEDS:
+            raise OptionError(f"`seeds` are more than {_MOST_SEEDS}; simulate some at a time", help="give ranges, such as `range(1, 1001)`")
         if not chosen:
             raise OptionError("there is no seed to simulate with; give at least one")
         if any(not is_a(seed, Integral) or not 0 <= seed < 2**64 for seed in chosen):

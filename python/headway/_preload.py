@@ -9,7 +9,7 @@ from typing import Literal
 
 from headway import _native
 from headway._programs_folder import FOLDER
-from headway._units import Size, size_text
+from headway._units import Size, path_text, size_text
 
 
 @contextmanager
@@ -69,11 +69,11 @@ def preload_env(
         aside=("auto" if aside else "never") if isinstance(aside, bool) else aside,
         flow=flow,
         chunk=size_text(chunk),
-        machine=None if machine is None else os.fspath(machine),
+        machine=None if machine is None else path_text(machine, "machine"),
         stats=stats,
         lint=lint,
         verify=verify,
-        log=None if log is None else os.fspath(log),
+        log=None if log is None else path_text(log, "log"),
         alone=alone,
         depth=depth,
         no_cache=no_cache,

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from headway._errors import FileError, NotFound, OptionError
-from headway._units import is_a
+from headway._units import is_a, path_text
 
 # What the format allows, and so what a header may cost to read.
 _HEADER_BYTES_MAX = 100_000_000
@@ -57,7 +57,7 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = path_text(path, "paths")
         try:
             # Who opens a pipe would wait for its other end.
             self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -219,7 +219,7 @@ def open_all(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
     """Opens all files; who calls closes them.
 
     Raises:
-        OptionError: No path is given.
+        OptionError: No path is given, or what is given is none.
         NotFound: There is no such file.
         FileError: One is damaged, or two have a tensor of the same name.
     """

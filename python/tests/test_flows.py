@@ -145,8 +145,8 @@ def test_one_machine_stands_behind_all_flows_of_a_gpu(host: Bytes, image: Array)
         hw.machine("h200-x4").flow("second", dst=image, src=host, period="1 ms", deadline="1 s")
 
 
-@pytest.mark.parametrize("times", [{"period": "0 ms"}, {"deadline": "soon"}, {"deadline": -1}, {"on_miss": "explode"}])
-def test_times_and_words_that_are_none_are_refused(host: Bytes, image: Array, times: dict[str, str]) -> None:
+@pytest.mark.parametrize("times", [{"period": "0 ms"}, {"deadline": "soon"}, {"deadline": -1}, {"on_miss": "explode"}, {"broker": 3}])
+def test_times_and_words_that_are_none_are_refused(host: Bytes, image: Array, times: dict[str, Any]) -> None:
     (word,) = times
     with pytest.raises(hw.OptionError, match=word):
         node().flow("wrong", dst=image, src=host, **{"period": "1 ms", "deadline": "1 s", **times})

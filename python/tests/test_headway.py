@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
 import subprocess
@@ -169,6 +170,13 @@ def test_what_is_no_path_and_numbers_without_bounds_are_named() -> None:
             hw.machine(wrong)
         with pytest.raises(hw.OptionError, match="`path="):
             hw.machine("h200-x1").plan(wrong)
+    for wrong in (3, b"machine.toml"):
+        with pytest.raises(hw.OptionError, match="`path="):
+            hw.node(wrong)
+        for option in ("machine", "log"):
+            options: Any = {option: wrong}
+            with pytest.raises(hw.OptionError, match=f"`{option}="), hw.preload_env(**options):
+                pass
     for number, fact in ((-5, "negative"), (10**30, "too large")):
         with pytest.raises(hw.OptionError, match=f"^`{number}` is {fact}"):
             hw.Workload("w", streams=[hw.Stream("s", number, "1 ms", "1 ms", [hw.copy_in()])])
@@ -181,7 +189,7 @@ def test_numbers_that_are_none_are_refused_by_name() -> None:
         with pytest.raises(hw.OptionError, match="`others`"):
             machine.beside(wrong)
     plan = machine.plan(robot())
-    for wrong in ("many", 2.5, None):
+    for wrong in ("many", 2.5, None, 10**9, itertools.count()):
         with pytest.raises(hw.OptionError, match="`seeds`"):
             plan.simulate(seeds=wrong)
     for wrong in (["a"], [1.5], [-1], []):
