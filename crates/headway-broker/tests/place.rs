@@ -22,7 +22,7 @@ use headway_os::clock;
 use headway_os::ipc::{Listener, Process, Signal, Socket, SocketPacket, is_stopped, stop_when_told, this_thread, user};
 use headway_os::sched::{self, SchedClass};
 use rustix::fs::{FileType, Mode};
-use support::{Broker, LIMIT, bind_after_another, parameters, shape, wait_until};
+use support::{Broker, LIMIT, parameters, shape, wait_until};
 
 /// Exit status of a broker that found another one.
 const RUNNING: i32 = 7;
@@ -37,13 +37,7 @@ fn options(socket: &Path) -> ServerOptions {
 }
 
 fn bind(socket: &Path) -> Result<(), ServerError> {
-    loop {
-        match BrokerServer::bind(options(socket)).map(drop) {
-            // A process that another test starts has our lock too, until it runs its own program. Then nobody listens.
-            Err(ServerError::Running { .. }) if Socket::connect(socket).is_err() => std::thread::yield_now(),
-            bound => return bound,
-        }
-    }
+    BrokerServer::bind(options(socket)).map(drop)
 }
 
 /// This program in another role, which `role` names.
@@ -131,6 +125,11 @@ impl Drop for Other {
     }
 }
 
+/// Waits until nobody listens at `socket`: a child that another test has just started has the listener, too, until it runs its program.
+fn wait_until_dead(socket: &Path) {
+    wait_until("nobody listens", || Socket::is_dead(socket));
+}
+
 fn is_there(socket: &Path) -> bool {
     client::status(socket).is_ok()
 }
@@ -159,6 +158,7 @@ fn what_is_no_socket_of_a_broker_is_neither_replaced_nor_removed() {
     fs::create_dir(at("folder")).unwrap();
     let stale = at("stale");
     drop(Listener::bind(&stale, 0o600).unwrap());
+    wait_until_dead(&stale);
     for name in ["file", "link", "folder", "stale"] {
         let error = bind(&at(name)).unwrap_err();
         assert!(matches!(error, ServerError::Occupied { .. }), "{name}: {error}");
@@ -342,7 +342,8 @@ fn a_gpu_has_one_broker_whatever_its_socket() {
     }
     assert!(!folder.path().join("two").exists(), "it has not listened");
     drop(first);
-    at("two", false).unwrap();
+    // A child that another test has just started has the claim, too, until it runs its program.
+    wait_until("the claim is free", || at("two", false).is_ok());
 }
 
 #[test]
@@ -604,7 +605,7 @@ fn a_record_that_was_cut_short_is_refused() {
 fn a_log_lies_where_nobody_else_can_take_it_away_and_is_no_file_with_two_names() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, place) = (folder.path().join("s"), folder.path().join("logs"));
-    let with = |log: PathBuf| bind_after_another(&ServerOptions { log: Some(log), ..options(&socket) }).map(drop);
+    let with = |log: PathBuf| BrokerServer::bind(ServerOptions { log: Some(log), ..options(&socket) }).map(drop);
     let text = |error: ServerError| match error {
         ServerError::Log { source, .. } => source.to_string(),
         error => panic!("{error}"),
@@ -787,6 +788,7 @@ fn a_socket_that_somebody_listens_at_stays_where_a_broker_would_make_its_own() {
     assert!(Socket::connect(&new).is_ok());
     // As a broker leaves it that was killed.
     drop(theirs);
+    wait_until_dead(&new);
     bind(&socket).unwrap();
 }
 
@@ -795,7 +797,7 @@ fn a_log_is_none_of_the_brokers_other_files_and_no_text_of_somebody_else() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let with =
-        |log: &Path| bind_after_another(&ServerOptions { log: Some(log.to_owned()), ..options(&socket) }).map(drop);
+        |log: &Path| BrokerServer::bind(ServerOptions { log: Some(log.to_owned()), ..options(&socket) }).map(drop);
     let refused = |log: &Path| match with(log).unwrap_err() {
         ServerError::Log { path, .. } => assert_eq!(path, log),
         error => panic!("{}: {error}", log.display()),
@@ -842,7 +844,7 @@ fn a_gpu_that_a_broker_of_another_network_namespace_has_is_refused() {
         assert!(matches!(&error, ServerError::Locked { file: named, .. } if *named == file), "{error}");
     }
     assert!(file.exists() && !folder.path().join("one").exists());
-    drop(locked);
+    locked.unlock().unwrap();
     let first = at("one", false).unwrap();
     let taken = fs::File::open(&file).unwrap();
     assert!(taken.try_lock().is_err(), "it has the lock");

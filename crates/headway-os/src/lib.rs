@@ -36,3 +36,12 @@ pub use replace::{note_the_start, replace_process};
 
 /// Flags with which a file is opened where somebody else could have put a link, or a pipe that nobody writes, in its place.
 pub const OPEN_NO_LINK: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+
+#[cfg(test)]
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed().as_secs() < 300, "never: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}

@@ -28,9 +28,11 @@ pub(super) struct GpuClaim {
 
 impl Drop for GpuClaim {
     fn drop(&mut self) {
-        if let Some((path, _)) = &self.lock {
+        if let Some((path, file)) = &self.lock {
             // While the lock is held: a process that then gets the lock sees that the name is gone. Another user's file stays.
             let _ = std::fs::remove_file(path);
+            // A child that another thread has just forked has the file, too, and the lock with it, until it runs a program.
+            let _ = file.unlock();
         }
     }
 }

@@ -162,5 +162,26 @@ impl Drop for SocketFiles {
         if self.bound.is_some() && matches!(self.folder.entry(&self.name), Ok(Some(entry)) if is_ours(entry)) {
             let _ = self.folder.remove(&self.name);
         }
+        // A child that another thread has just forked has the file, too, and the lock with it, until it runs a program.
+        let _ = self.lock.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::tests::options;
+
+    #[test]
+    fn a_place_is_free_once_it_is_dropped_though_a_child_still_has_its_lock_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(folder.path().join("s"));
+        let mut first = SocketFiles::take(&options).unwrap();
+        let _listener = first.listen(options.access).unwrap();
+        assert!(matches!(SocketFiles::take(&options), Err(ServerError::Running { .. })));
+        let _childs = first.lock.try_clone().unwrap();
+        drop(first);
+        assert!(folder.path().join("s.lock").exists());
+        assert!(SocketFiles::take(&options).is_ok());
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use headway_broker::{BrokerServer, ServerError, ServerOptions, TaskShape};
+use headway_broker::{BrokerServer, ServerOptions, TaskShape};
 use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockedOperation};
 use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters};
 use headway_core::decisions::token::{TokenMode, TokenParameters};
@@ -57,17 +57,6 @@ pub(crate) struct Broker {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Binds where a broker of this process was before. A child that another test starts meanwhile has that one's lock, too, until it executes its program.
-pub(crate) fn bind_after_another(options: &ServerOptions) -> Result<BrokerServer, ServerError> {
-    let start = Instant::now();
-    loop {
-        match BrokerServer::bind(options.clone()) {
-            Err(ServerError::Running { .. }) if start.elapsed() < LIMIT => std::thread::sleep(Duration::from_millis(1)),
-            bound => return bound,
-        }
-    }
-}
-
 impl Broker {
     pub(crate) fn start(change: impl FnOnce(&mut ServerOptions)) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -83,7 +72,7 @@ impl Broker {
         options.drain = Nanos(1_000_000);
         options.watchdog = Nanos(600_000_000_000);
         change(&mut options);
-        let mut server = bind_after_another(&options).unwrap();
+        let mut server = BrokerServer::bind(options).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
             let stop = Arc::clone(&stop);

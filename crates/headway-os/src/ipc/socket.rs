@@ -315,6 +315,7 @@ impl AsFd for Socket {
 mod tests {
     use super::super::{Bell, Poller, user};
     use super::*;
+    use crate::wait_until;
 
     fn pair() -> (tempfile::TempDir, Listener, Socket, Socket) {
         let folder = tempfile::tempdir().unwrap();
@@ -324,6 +325,11 @@ mod tests {
         let client = Socket::connect(&path).unwrap();
         let server = listener.accept().unwrap().unwrap();
         (folder, listener, client, server)
+    }
+
+    /// Waits for what follows when a descriptor is closed: a child that another test has just forked has the descriptor, too.
+    fn wait_until_closed(what_follows: impl Fn() -> bool) {
+        wait_until("closed", what_follows);
     }
 
     #[test]
@@ -359,7 +365,7 @@ mod tests {
         let (_folder, _listener, client, server) = pair();
         server.send(b"two", &[]).unwrap();
         drop(client);
-        assert!(!server.has_unread());
+        wait_until_closed(|| !server.has_unread());
     }
 
     #[test]
@@ -399,7 +405,7 @@ mod tests {
         server.send(b"no", &[]).unwrap();
         drop(server);
         assert!(matches!(client.receive(&mut [0; 8]), Ok(SocketPacket::Message(2, _))));
-        assert!(matches!(client.receive(&mut [0; 8]), Ok(SocketPacket::End)));
+        wait_until_closed(|| matches!(client.receive(&mut [0; 8]), Ok(SocketPacket::End)));
     }
 
     #[test]
@@ -433,7 +439,7 @@ mod tests {
         let holder = Claim::take(&name).unwrap().map(drop).unwrap_err().unwrap();
         assert_eq!((holder.pid, holder.uid), (std::process::id(), user()));
         drop(held);
-        assert!(Claim::take(&name).unwrap().is_ok());
+        wait_until_closed(|| Claim::take(&name).unwrap().is_ok());
         assert!(Claim::take(&"x".repeat(200)).is_err());
     }
 
@@ -444,7 +450,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(Listener::bind(&path, 0o600).map(drop).unwrap_err().errno.0, libc::EADDRINUSE);
         drop(listener);
-        assert_eq!(Socket::connect(&path).map(drop).unwrap_err().errno.0, libc::ECONNREFUSED);
+        wait_until_closed(|| Socket::connect(&path).is_err_and(|error| error.errno.0 == libc::ECONNREFUSED));
         let long = folder.path().join("x".repeat(200));
         assert_eq!(Socket::connect(&long).map(drop).unwrap_err().errno.0, libc::ENAMETOOLONG);
     }

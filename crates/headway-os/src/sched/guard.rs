@@ -234,6 +234,7 @@ mod tests {
 
     use super::*;
     use crate::ipc::{Process, Signal, thread_started};
+    use crate::wait_until;
 
     /// A process whose only thread is in a class that needs no rights, in place of a real-time one.
     fn raised() -> Child {
@@ -248,14 +249,6 @@ mod tests {
     fn is_raised(child: &Child) -> bool {
         // SAFETY: the call touches no memory.
         unsafe { libc::sched_getscheduler(child.id().cast_signed()) == libc::SCHED_BATCH }
-    }
-
-    fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !condition() {
-            assert!(start.elapsed() < Duration::from_secs(300), "never: {what}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 
     #[test]
