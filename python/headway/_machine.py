@@ -147,6 +147,7 @@ def machine(name: str | os.PathLike[str]) -> Machine:
 
     Raises:
         NotFound: There is neither; the text names the nearest.
+        OptionError: `name` is neither a text nor a path.
         MachineError: The file is wrong, at a `place`.
     """
     return Machine(_native.open_machine(path_text(name, "name")))

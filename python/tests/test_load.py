@@ -289,9 +289,12 @@ def test_a_bar_is_drawn_on_terminals_only(is_terminal: bool, monkeypatch: pytest
 
 def test_paths_that_are_none_are_refused() -> None:
     paths: Any
-    for paths in ([], 3, None, [3]):
-        with pytest.raises(hw.OptionError, match="(?s)^`paths.*path"):
+    for paths in ([], 3, None):
+        with pytest.raises(hw.OptionError, match="`paths`.*\n.*path"):
             open_all(paths)
+    paths = [3]
+    with pytest.raises(hw.OptionError, match="^`paths=3` is no path"):
+        open_all(paths)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Found no NVIDIA driver"), AssertionError("not compiled with CUDA")])

@@ -325,7 +325,8 @@ fn outputs(plan: &Plan, log: &RunLog, outlet: &Outlet) -> Result<Vec<(String, u6
 }
 
 impl RunOptions {
-    /// Begins the folder of results: the one that was asked for, or one of the workload's name. Results of other contents that it replaces are told of.
+    /// Creates the folder of results: the one that the user asked for, or else one named after the workload. If it replaces results of a
+    /// workload with other contents, the user is told.
     fn outlet(&self, name: &str, hash: &str, source: RunSource) -> Result<Outlet, Error> {
         let usual = || Path::new("out").join(format!("{}-{source}{}", file_name(name), file_name(&self.label)));
         let outlet = Outlet::create_for(&self.out.clone().unwrap_or_else(usual), name)?;
